@@ -66,7 +66,9 @@ def main() -> None:
     rows = sorted(set(CONSTRUCTIONS) - set(FACTORED) - {"qr"})  # a layer makes factored rows
     for name in ("qr", *rows):
         recipe = replace(FOUR_HEADS, construction=name)
-        actions[f"four heads: {name}"] = partial(rows_of_heads, recipe, 0, "query", range(4))
+        actions[f"four heads: {name}"] = partial(
+            rows_of_heads, recipe, 0, role="query", heads=range(4)
+        )
     with threadpool_limits(limits=1):
         report(take_turns(actions, options.rounds, time.process_time), options.json)
 

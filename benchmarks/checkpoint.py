@@ -43,6 +43,7 @@ def main() -> None:
     options.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=options.directory) as directory:
         folders = [directory]
+        # Every rank made a directory of its own; all save into the one of rank 0.
         dist.broadcast_object_list(folders, src=0)
         settings = f"deepspeed.config={options.deepspeed} run.directory={folders[0]}"
         seconds = measure(options.shape, settings, options.rounds, context)
@@ -56,15 +57,16 @@ def measure(shape: Shape, settings: str, rounds: int, context: ParallelContext) 
     """Return the seconds of steps and saves, round by round, after one that does not count.
 
     Args:
-        shape: Of the model and of a rank's batch.
+        shape: Shape of the model and of a rank's batch.
         settings: Overrides of the engine's configuration, separated by spaces.
-        rounds: How many count.
+        rounds: Number of rounds that count.
         context: This rank.
     """
     config = benchmark_config(shape, "orthogonal", Layout(1, context.data_parallel_size), settings)
     resolved = resolve(config, context.world_size)
     trainer = PhasedEngine(resolved, context)
     bank = bank_digests(trainer.engine.module, context)
+    # Stands in for a run's identity, of which only the bank's digests are real.
     identity = {"keys": {}, "data": {}, "frozen_bank": {"recipe": None, "sha256": bank}}
     errors = DeferredError(context.device)
     checkpoints = Checkpoints(resolved, context, identity, resumed=None, errors=errors)
@@ -97,6 +99,7 @@ def measure(shape: Shape, settings: str, rounds: int, context: ParallelContext) 
         step()
         stall = timed(lambda number=number: save(2 * number + 2, behind=True))
         beside = timed(step)
+        # The next round must not begin beside a save that is still writing.
         checkpoints.wait()
         checkpoints.take_written()
         if number:

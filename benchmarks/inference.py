@@ -29,11 +29,11 @@ PROMPT, TOKENS = 256, 32
 
 
 def export_untrained(config_name: str, variant: str, out: Path) -> None:
-    """Write weights as they are before the first step, and config.json.
+    """Export an untrained model: its initial weights and config.json.
 
     Args:
         config_name: A shipped configuration.
-        variant: Of its attention.
+        variant: Variant of its attention.
         out: The directory to make.
     """
     from pretrain.export.architectures import architecture_of
@@ -53,13 +53,14 @@ def export_untrained(config_name: str, variant: str, out: Path) -> None:
 
 @torch.inference_mode()
 def write(model: Any, prompt: torch.Tensor, tokens: int) -> None:
-    """Read a prompt, then write after it, one token at a time, the likeliest.
+    """Read a prompt, then generate tokens greedily, one at a time.
 
     Args:
         model: A causal model of transformers.
         prompt: Token ids `[batch, length]`.
-        tokens: How many to write.
+        tokens: Number of tokens to write.
     """
+    # Only the last position is needed; logits of the whole prompt would cost time and memory.
     output = model(prompt, use_cache=True, logits_to_keep=1)
     for _ in range(tokens):
         chosen = output.logits[:, -1:].argmax(-1)

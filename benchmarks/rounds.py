@@ -15,10 +15,9 @@ Seconds = dict[str, list[float]]
 
 
 def options_parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
-    """Return a parser with the options that all have.
+    """Return a parser with the options that all benchmarks have.
 
     Args:
-        description: Of the command.
         rounds: Default of --rounds.
     """
     raw = argparse.RawDescriptionHelpFormatter
@@ -33,7 +32,7 @@ def in_turn(items: Sequence[T], number: int) -> list[T]:
 
     Args:
         items: At least one.
-        number: Of the round.
+        number: Number of the round.
     """
     first = number % len(items)
     return [*items[first:], *items[:first]]
@@ -45,8 +44,8 @@ def take_turns(
     """Time each action once a round, after a round that does not count; who begins rotates.
 
     Args:
-        actions: By name.
-        rounds: How many count.
+        actions: Actions by name.
+        rounds: Number of rounds that count.
         now: The clock, in seconds.
     """
     seconds: Seconds = {name: [] for name in actions}
@@ -54,6 +53,7 @@ def take_turns(
         for name, action in in_turn(list(actions.items()), number):
             started = now()
             action()
+            # Round 0 warms caches and allocators.
             if number:
                 seconds[name].append(now() - started)
     return seconds
@@ -69,18 +69,20 @@ def ratio(mine: list[float], base: list[float]) -> dict[str, float]:
     Returns:
         `median`, and the quartiles `low` and `high`.
     """
-    ratios = [one / other for one, other in zip(mine, base, strict=True)]
+    ratios = [
+        mine_seconds / base_seconds for mine_seconds, base_seconds in zip(mine, base, strict=True)
+    ]
     ratios = ratios if len(ratios) > 1 else 2 * ratios  # quartiles need two
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return {"median": median, "low": low, "high": high}
 
 
 def report(seconds: Seconds, file: Path | None) -> None:
-    """Print the median of each action, and of its ratio within a round to the first of its group.
+    """Print each action's median, and its median ratio per round to the first of its group.
 
     Args:
         seconds: The actions, named GROUP: ACTION.
-        file: Where the same is written as JSON, if anywhere.
+        file: JSON file of the same numbers; None: none is written.
     """
     bases: Seconds = {}
     for name, values in seconds.items():

@@ -36,13 +36,13 @@ SAMPLES_READ = 20_032
 
 
 def prepare(blend: Blend, length: int, cache: Path, *, anew: bool) -> BlendedSamples:
-    """Return samples whose order of the first epoch is there.
+    """Return samples with the order of the first epoch prepared.
 
     Args:
-        blend: Of the shards.
-        length: Of a sample, in tokens.
+        blend: Blend of the shards.
+        length: Length of a sample, in tokens.
         cache: Directory of the order.
-        anew: Make the order, in place of loading it.
+        anew: Make the order instead of loading it.
     """
     if anew:
         shutil.rmtree(cache, ignore_errors=True)

@@ -37,12 +37,12 @@ def compare(
     """Compare finished runs, several seeds of each variant, as the verb `compare` does.
 
     Args:
-        runs: their directories.
-        baseline: a variant, or the name of a run.
-        subjects: keys that may differ because they are what is compared, such as model.num_layers.
+        runs: Run directories.
+        baseline: A variant, or the name of a run.
+        subjects: Keys that may differ because they are what is compared, such as model.num_layers.
         match: tokens, flops or seconds.
-        out: directory for the report; None: none is written.
-        by: settings or names: what tells variants apart.
+        out: Directory for the report; None: none is written.
+        by: What tells variants apart: settings or names.
     """
     from laboratory.compare.compare_runs import compare_runs
     from laboratory.compare.report import compare_command, write_comparison
@@ -63,7 +63,7 @@ def paired_gaps(
 
     Args:
         losses: {model: {seed: nats per token}}.
-        baseline: the model to compare with.
+        baseline: The model to compare with.
 
     Returns:
         {model: its gap to the baseline}, over the seeds that both have.

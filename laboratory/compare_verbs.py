@@ -87,13 +87,14 @@ def compare(
 
 
 def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> list[ModelText]:
-    """Return what the first run of every variant writes after each prompt."""
+    """Return the texts that the first run of each variant writes after each prompt."""
     if not prompts:
         return []
     typer.echo(f"asking {len(comparison.variants)} models what they write")
     from laboratory.compare.report import ModelText
     from megatron_patches.engine.compat import prepare_imports
 
+    # Has to come before anything imports megatron-core or DeepSpeed.
     prepare_imports()
     ask_for("cpu")
     from pretrain.export.trained_run import model_texts

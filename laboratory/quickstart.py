@@ -65,7 +65,7 @@ Settings = Annotated[
 
 @dataclass(frozen=True)
 class Trial:
-    """Request for a trial: options of its steps, and settings of both runs over `demo`."""
+    """Request for a trial: options of its steps, and settings of both runs on top of `demo`."""
 
     texts: tuple[str, ...]
     name: str
@@ -118,14 +118,14 @@ def try_(
             f"give {LEAST_BYTES / 1e3:g} kB at least"
         )
     cores = usable_cores()
-    given = _given(settings)
-    planned, *options = plan_sizes(size, cores, minutes, given.get(VOCAB_SIZE))
-    of_tokenizer, of_shards = ((*each, f"--text-key={text_key}") for each in options)
+    overrides = _parse_settings(settings)
+    planned, *options = plan_sizes(size, cores, minutes, overrides.get(VOCAB_SIZE))
+    of_tokenizer, of_shards = ((*words, f"--text-key={text_key}") for words in options)
     # A file that is no text, or damaged, is named and left out.
     of_tokenizer += ("--allow-damaged",)
     of_shards += ("--allow-damaged", "--max-reject-rate=1")
     jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
-    both = planned | given
+    both = planned | overrides
     designs = (next(iter(_designs())), design)
     # The other steps refuse a table without the text's column, so they get the files beside it.
     trial = Trial(
@@ -139,8 +139,8 @@ def try_(
         settings=both,
     )
     amount = f"{len(read)} file{'s' if len(read) > 1 else ''}, {size / 1e6:,.1f} MB"
-    said = f"{amount}; {cores} cores, about {minutes:g} minutes"
-    run_trial(trial, out, "\n".join([said, *remarks]))
+    summary = f"{amount}; {cores} cores, about {minutes:g} minutes"
+    run_trial(trial, out, "\n".join([summary, *remarks]))
 
 
 def demo(
@@ -157,7 +157,7 @@ def demo(
     """
     from pretrain.config.load import load_config
 
-    given = _given(settings)
+    overrides = _parse_settings(settings)
     placed = {} if out == Path("demo") else {"data.directory": str(out / "shards")}
     designs = (next(iter(_designs())), load_config("demo").attention.variant)
     trial = Trial(
@@ -166,14 +166,14 @@ def demo(
         designs=designs,
         jobs=1,
         local_ranks=4,
-        of_tokenizer=(f"--vocab-size={given.get(VOCAB_SIZE, 4096)}",),
-        settings=placed | given,
+        of_tokenizer=(f"--vocab-size={overrides.get(VOCAB_SIZE, 4096)}",),
+        settings=placed | overrides,
     )
-    what = "the documentation in this Python, 2.4 MB; three minutes on two cores"
-    run_trial(trial, out, what, training)
+    summary = "the documentation in this Python, 2.4 MB; three minutes on two cores"
+    run_trial(trial, out, summary, training)
 
 
-def _given(settings: Sequence[str] | None) -> dict[str, Any]:
+def _parse_settings(settings: Sequence[str] | None) -> dict[str, Any]:
     """Return {key: value} of --set.
 
     Raises:
@@ -181,24 +181,24 @@ def _given(settings: Sequence[str] | None) -> dict[str, Any]:
     """
     from pretrain.config.sources import parse_overrides
 
-    given = dict(parse_overrides(settings or []))
+    overrides = dict(parse_overrides(settings or []))
     for key in PLACES:
-        if key in given:
+        if key in overrides:
             raise UserError(f"--set {key}: --out places everything; leave it out")
-    if not isinstance(given.get(VOCAB_SIZE, 1), int):
-        raise UserError(f"--set {VOCAB_SIZE}={given[VOCAB_SIZE]}: give a whole number")
-    return given
+    if not isinstance(overrides.get(VOCAB_SIZE, 1), int):
+        raise UserError(f"--set {VOCAB_SIZE}={overrides[VOCAB_SIZE]}: give a whole number")
+    return overrides
 
 
 def survey(
     files: Sequence[InputFile], text_key: str, named: Sequence[str]
 ) -> tuple[list[InputFile], list[str], int]:
-    """Look for a first document in every file of this machine.
+    """Read the first document of every local file to tell texts from other files.
 
     Args:
-        files: the inputs.
-        text_key: keys of the text in a record.
-        named: the inputs as they were given: files, or directories of them.
+        files: The inputs.
+        text_key: Keys of the text in a record.
+        named: The inputs as they were given: files, or directories of them.
 
     Returns:
         The files that hold text, lines that name the keys of it and the other files, and how many
@@ -232,20 +232,22 @@ def survey(
                 raise
             tables += 1
             lost[file.name] = PassedOver(file.name, "no column of the text")
-    known = {f"`{key}`": count for key, count in keys.most_common() if key}
-    one = len(known) == 1
-    listed = " and ".join(known if one else [f"{key} (of {n})" for key, n in known.items()])
-    said = [f"text is read from the key{'' if one else 's'} {listed}"] if known else []
+    key_counts = {f"`{key}`": count for key, count in keys.most_common() if key}
+    single = len(key_counts) == 1
+    listed = " and ".join(
+        key_counts if single else [f"{key} (of {n})" for key, n in key_counts.items()]
+    )
+    sentences = [f"text is read from the key{'' if single else 's'} {listed}"] if key_counts else []
     read = [file for file in files if file.name not in lost]
-    return read, [*said, *describe(lost.values())], tables
+    return read, [*sentences, *describe(lost.values())], tables
 
 
 def linked(files: Sequence[InputFile], out: Path) -> Path:
     """Return a directory below `out` with a link to each file, under the file's name.
 
     Args:
-        files: of this machine.
-        out: directory of the trial.
+        files: Files of this machine.
+        out: Directory of the trial.
     """
     names = "\n".join(file.name for file in files)
     directory = out / f"texts-{hashlib.sha256(names.encode(errors='replace')).hexdigest()[:8]}"
@@ -265,10 +267,10 @@ def plan_sizes(
     The model is the largest of SIZES that sees a token a parameter in the time, or the smallest.
 
     Args:
-        size: bytes of the text.
-        cores: of this machine.
-        minutes: to train for.
-        vocab_size: tokens of the vocabulary; None: by the size of the text.
+        size: Bytes of the text.
+        cores: Cores of this machine.
+        minutes: Minutes to train for.
+        vocab_size: Tokens of the vocabulary; None: by the size of the text.
 
     Returns:
         Settings of the runs, options of train-tokenizer, options of tokenize.
@@ -276,8 +278,11 @@ def plan_sizes(
     if vocab_size is None:
         vocab_size = 4096 if size >= 1_000_000 else 1024
     documents = size / 16_384  # of texts that are cut; of others there are mostly more
+    # About eight documents, so that their loss is more than an accident.
     held_out = min(0.5, max(0.05, 8 / documents))
+    # About 3.5 bytes a token with 4,096 pieces, 2.7 with 1,024.
     text_tokens = size * (1 - held_out) / (3.5 if vocab_size >= 4096 else 2.7)
+    # Two runs share the cores, or take turns on all of them.
     work = PARAMETERS_TOKENS * cores / 2 * max(30.0, 60 * minutes - OTHER_SECONDS)
     shapes = [
         (parameters(layers, width, vocab_size), layers, width, heads)
@@ -310,24 +315,23 @@ def plan_sizes(
 
 
 def parameters(layers: int, width: int, vocab_size: int) -> int:
-    """Return about how many parameters a model has, its embedding once.
+    """Return the approximate number of parameters, counting the embedding once.
 
     Args:
-        layers: of the model.
-        width: of the residual stream.
-        vocab_size: tokens of the vocabulary.
+        layers: Number of layers.
+        width: Width of the residual stream.
+        vocab_size: Tokens of the vocabulary.
     """
     return 12 * layers * width**2 + vocab_size * width
 
 
 def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None:
-    """Say what will be done, then do what is not done yet.
+    """Print the plan, then run the steps that are not finished.
 
     Args:
-        trial: the request.
-        out: directory of everything.
-        what: line that says what will be done.
-        training: False: stop before the runs.
+        out: Directory of everything.
+        what: Line that says what will be done.
+        training: Whether to train, or to stop before the runs.
 
     Raises:
         UserError: a package or a design is missing, or `out` holds another trial.
@@ -338,22 +342,23 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     from pretrain.config.sources import override_text
 
     grid = _grid(trial, out)
-    said = _said(trial, grid)
+    sentence = _training_sentence(trial, grid)
     plan = _write_grid(grid, out)
-    typer.echo(f"text: {what}\n{said}\nCtrl-C stops; the same command continues in {out}/")
+    typer.echo(f"text: {what}\n{sentence}\nCtrl-C stops; the same command continues in {out}/")
     texts = trial.texts
     shards = str(out / "shards")
     prefix = out / "tokenizer"
+    # A closed terminal must not end a trial that can go on.
     outlive_output()
     step = partial(_step, SignalRelay().install())
     if trial.name == "demo":
         step("text", "data_pipeline demo-corpus", *texts)
-    made = (f"--out={prefix}", *trial.of_tokenizer)
+    tokenizer_options = (f"--out={prefix}", *trial.of_tokenizer)
     step(
         "1/4 tokenizer",
         "data_pipeline train-tokenizer",
         *texts,
-        *made,
+        *tokenizer_options,
         remedy=f"where that size is too high, give --set {VOCAB_SIZE}=N and another --out",
     )
     into = (f"--tokenizer={prefix}.model", f"--out={shards}", f"--name={trial.name}", "--workers=2")
@@ -384,7 +389,7 @@ def _designs() -> dict[str, dict[str, Any]]:
 
 
 def _grid(trial: Trial, out: Path) -> dict[str, Any]:
-    """Return the sweep of both runs; refuse a design that is not known."""
+    """Return the sweep of both runs; refuse an unknown design."""
     from pretrain.config.sources import did_you_mean
 
     entries = _designs()
@@ -392,8 +397,8 @@ def _grid(trial: Trial, out: Path) -> dict[str, Any]:
         if trial.designs.count(name) > 1:
             raise UserError(f"--design {name} is what the others are compared with; choose another")
         if name not in entries:
-            known = did_you_mean(name, entries) or f"; there are {', '.join(entries)}"
-            raise UserError(f"--design {name} is none of the grid {DESIGNS}{known}")
+            hint = did_you_mean(name, entries) or f"; there are {', '.join(entries)}"
+            raise UserError(f"--design {name} is none of the grid {DESIGNS}{hint}")
         for key in trial.settings.keys() & entries[name].keys():
             raise UserError(
                 f"--set {key}: --design chooses it, or {name} has its own; leave it out"
@@ -408,7 +413,7 @@ def _grid(trial: Trial, out: Path) -> dict[str, Any]:
 
 
 def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
-    """Write OUT/sweep.yaml and return its path; refuse where that is of another trial."""
+    """Write OUT/sweep.yaml and return its path; refuse a file of another trial."""
     from pretrain.config.sources import dump_yaml
     from pretrain.runs.directory import write_text_atomically
 
@@ -427,7 +432,7 @@ def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
     return path
 
 
-def _said(trial: Trial, grid: Mapping[str, Any]) -> str:
+def _training_sentence(trial: Trial, grid: Mapping[str, Any]) -> str:
     """Return what will be trained, in one sentence."""
     from pretrain.config.load import load_config
     from pretrain.config.sources import override_text
@@ -473,11 +478,10 @@ def _step(signals: SignalRelay, title: str, verb: str, *arguments: str, remedy: 
     """Run `python -m VERB ARGUMENTS`; a signal is passed on to it, and ends the trial with it.
 
     Args:
-        signals: passed on.
-        title: line above its output; "": none.
-        verb: package and verb.
-        arguments: of the verb.
-        remedy: clause for a step that failed.
+        signals: Signals to pass on.
+        title: Line above the step's output; "": none.
+        verb: Package and verb.
+        remedy: Clause for a step that failed.
     """
     from pretrain.ranks.launch import prepare_child
 
@@ -493,6 +497,6 @@ def _step(signals: SignalRelay, title: str, verb: str, *arguments: str, remedy: 
         typer.echo(f"{stopped_by}: stopped; the same command continues from here")
         raise typer.Exit(128 + signals.received[0])
     if process.returncode:
-        said = f"this step failed: python {shlex.join(command[1:])}"
-        typer.echo(f"{said}; {remedy}" if remedy else said, err=True)
+        sentence = f"this step failed: python {shlex.join(command[1:])}"
+        typer.echo(f"{sentence}; {remedy}" if remedy else sentence, err=True)
         raise typer.Exit(process.returncode if process.returncode > 0 else 1)

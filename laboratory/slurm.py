@@ -30,7 +30,7 @@ app = typer.Typer(
 
 @app.callback()
 def _program() -> None:
-    """One verb, which is named all the same."""
+    """Keep the name of the only verb, which Typer would drop otherwise."""
 
 
 @app.command("sweep-runs")
@@ -65,21 +65,22 @@ def sweep_runs(
         for run in runs:
             typer.echo("\t".join([run.base, *run.overrides]))
 
+    # Only the next run: its outcome decides whether another is needed.
     def answer_the_next(waiting: Sequence[PlannedRun], _: Sequence[PlannedRun]) -> None:
         answer(waiting[:1])
         raise typer.Exit
 
-    given = parse_overrides(overrides or [])
+    override_pairs = parse_overrides(overrides or [])
     share = slice(task, None, num_tasks)
     if question is None:
-        answer(plan_sweep(read_grid(grid), None, given, ranks_of, check_data=True)[share])
+        answer(plan_sweep(read_grid(grid), None, override_pairs, ranks_of, check_data=True)[share])
         return
     from laboratory.sweep.trial import Trial, carry_out
 
     asked = Trial.of(
         read_grid(grid),
         base=None,
-        overrides=given,
+        overrides=override_pairs,
         ranks_of=ranks_of,
         question=question.value,
         margin=margin,

@@ -1,4 +1,4 @@
-"""The command line, `python -m pretrain VERB`; users' mistakes are one sentence, exit code 2."""
+"""The command line, `python -m pretrain VERB`; a user's mistake is one sentence, exit code 2."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ LABORATORY = {
     "try": "laboratory.quickstart:try_",
     "demo": "laboratory.quickstart:demo",
 }
-"""{verb: its function, or its app of verbs}: all that this package knows of the laboratory."""
+"""{verb: its function, or its app of verbs}, all that this package knows of the laboratory."""
 
 SHIPPED = {"configs": ("pretrain.configs", "*.yaml"), "grids": ("laboratory.grids", "*/*.yaml")}
 """{what `list` prints: package and pattern of the files}"""
 
 
 class Named(str, Enum):
-    """Kind of thing whose names `list` prints."""
+    """A kind of thing whose names `list` prints."""
 
     VARIANTS = "variants"
     CONFIGS = "configs"
@@ -62,30 +62,34 @@ class Named(str, Enum):
 
 
 class Verbs(TyperGroup):
-    """The verbs; of a setting that was given as an option they say how settings are written."""
+    """The verbs; an error about a setting given as an option says how settings are written."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
-        # NoSuchOption, of click or of the one that newer versions of typer hold.
+        # NoSuchOption is click's, or that of the click inside newer versions of typer.
         except Exception as error:
             option = getattr(error, "option_name", None)
             verb = getattr(error, "ctx", None)
-            if option and verb and any(one.name == "overrides" for one in verb.command.params):
-                told: Any = error
-                told.message = f"{told.message.rstrip('.')}. {_written_as_setting(option)}"
+            if (
+                option
+                and verb
+                and any(parameter.name == "overrides" for parameter in verb.command.params)
+            ):
+                reported: Any = error
+                reported.message = f"{reported.message.rstrip('.')}. {_written_as_setting(option)}"
             raise
 
 
 def _written_as_setting(option: str) -> str:
-    """Say how a setting is written that was given as an option."""
+    """Return a sentence on how to write a setting that was given as an option."""
     from pretrain.config.keys import KEYS
 
     name = option.strip("-").replace("-", "_")
     alike = [key for key in KEYS if key.rpartition(".")[2] == name]
     keys = alike or [key for key in KEYS if name in key]
-    such = ", ".join(f"{key}=..." for key in keys[:4]) or "section.key=value"
-    return f"Settings have no dashes: {such}"
+    settings = ", ".join(f"{key}=..." for key in keys[:4]) or "section.key=value"
+    return f"Settings have no dashes: {settings}"
 
 
 app = typer.Typer(
@@ -99,19 +103,19 @@ app = typer.Typer(
 app.add_typer(checkpoint, name="checkpoint")
 
 
-def _print_versions(wanted: bool) -> None:
+def _print_versions(requested: bool) -> None:
     """Print the versions that a bug report needs."""
-    if not wanted:
+    if not requested:
         return
     from platform import python_version
 
     from pretrain.runs.environment import package_versions
 
     versions = package_versions()
-    others = ", ".join(
+    libraries = ", ".join(
         f"{name} {versions[name] or 'missing'}" for name in ("torch", "megatron-core", "deepspeed")
     )
-    typer.echo(f"ora-pretrain {versions['ora-pretrain']} (Python {python_version()}, {others})")
+    typer.echo(f"ora-pretrain {versions['ora-pretrain']} (Python {python_version()}, {libraries})")
     raise typer.Exit
 
 
@@ -130,7 +134,7 @@ def _program(
 ) -> None:
     """Options before the verb."""
     if context.invoked_subcommand in ("checkpoint", "compare", "sweep", "trial"):
-        # Many small objects of thousands of runs; where tensors are about, garbage is large.
+        # Thousands of runs make many small objects; where tensors are in use, garbage is large.
         gc.set_threshold(50_000, 20, 100)
 
 
@@ -155,16 +159,16 @@ def train(
     outlive_output()
     if local_ranks:
         _train_on_local_ranks(config, overrides or [], local_ranks)
-    # Before torch is imported: an early signal must not kill the rank.
+    # Before the import of torch: an early signal must not kill the rank.
     signals = StopSignals().install()
-    gc.disable()  # collections among the modules that follow take half a second and free nothing
+    gc.disable()  # collections during the imports below take half a second and free nothing
     from pretrain.config.load import load_config
     from pretrain.data.open import check_inputs
 
     loaded = load_config(config, overrides or [])
-    # First what is quick: the imports below take seconds.
+    # Quick checks first: the imports below take seconds.
     check_inputs(loaded, LaunchEnvironment.read().world_size)
-    ask_for(loaded.run.device)  # before the loop imports what looks for GPUs
+    ask_for(loaded.run.device)  # before the imports that look for GPUs
     from megatron_patches.engine.compat import prepare_imports
 
     prepare_imports()
@@ -173,7 +177,7 @@ def train(
 
     if loaded.checkpoint.export_at_end:
         check_can_export(loaded)
-    gc.freeze()  # nor do later ones look at them again
+    gc.freeze()  # later collections need not look at the imported modules either
     gc.enable()
     state = run_training(loaded, signals)
     signals.ignore()
@@ -238,7 +242,7 @@ def doctor(
         sys.exit(launch_local_ranks(command, local_ranks))
     code = _doctor_on_this_rank(request)
     sys.stdout.flush()
-    # A check that hangs was left behind in a thread, for which Python would wait at its end.
+    # Python would wait at its end for the thread of a check that hangs.
     os._exit(code)
 
 
@@ -286,7 +290,7 @@ expand_arguments(app)
 
 
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:
-    """Refuse what can be refused once, here, then start the ranks; exits with their exit code."""
+    """Refuse here, once, what can be refused, then start the ranks; exit with their exit code."""
     from pretrain.config.load import load_config
     from pretrain.data.open import check_inputs
     from pretrain.ranks.launch import launch_local_ranks
@@ -301,8 +305,8 @@ def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoRe
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process without the seconds that freeing torch takes; nothing is open any more."""
-    with suppress(OSError):  # of an output that is gone Python tells in its own way
+    """End this process without the seconds that freeing torch takes; everything is closed."""
+    with suppress(OSError):  # Python itself reports an output that is gone
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -315,14 +319,14 @@ def _doctor_on_this_rank(request: Request) -> int:
 
     Steps that must precede the import of torch come first.
     """
-    # The doctor says itself, in a sentence, what torch's sockets would warn of.
+    # torch's sockets warn of what the doctor reports itself, in a sentence.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from megatron_patches.engine.compat import prepare_imports
     from megatron_patches.errors import MethodError
     from pretrain.config.load import load_config
 
     prepare_imports()
-    # A config that is refused is among what the doctor reports.
+    # The doctor reports a refused config too.
     with suppress(UserError, MethodError):
         ask_for(load_config(request.config, request.overrides).run.device)
     from pretrain.doctor.rank import run_doctor
@@ -331,7 +335,7 @@ def _doctor_on_this_rank(request: Request) -> int:
 
 
 def main() -> None:
-    """Run the verb, and turn a user's mistake into one sentence and exit code 2 (entry point)."""
+    """Run the verb; turn a user's mistake into one sentence and exit code 2 (entry point)."""
     from data_pipeline.errors import DataError
     from megatron_patches.errors import MethodError
 
@@ -345,17 +349,17 @@ def main() -> None:
 
 
 def _report(error: Exception) -> None:
-    """Print the error; rank 0 speaks for all, unless the error is one rank's own.
+    """Print the error; rank 0 speaks for all ranks, unless the error is one rank's own.
 
-    In a Slurm job what all ranks refuse alike is also left in a file, because it must not be tried
-    again, unless it may pass.
+    In a Slurm job, a refusal that all ranks share is also written to a file, because the job must
+    not try again, unless the refusal may pass.
     """
     sentence = shown_in_line(str(error))
-    own = getattr(error, "rank_specific", False)
-    if speaks_for_all() or own:
+    rank_specific = getattr(error, "rank_specific", False)
+    if speaks_for_all() or rank_specific:
         print(f"error: {sentence}", file=sys.stderr, flush=True)
-    if "ORA_REFUSAL" in os.environ and not own and not getattr(error, "passing", False):
-        with suppress(OSError):  # the job then takes it for a crash, whose repetitions it counts
+    if "ORA_REFUSAL" in os.environ and not rank_specific and not getattr(error, "passing", False):
+        with suppress(OSError):  # the job then takes the refusal for a crash, which it counts
             Path(os.environ["ORA_REFUSAL"]).write_text(f"{sentence}\n")
 
 

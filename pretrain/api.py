@@ -3,9 +3,9 @@
     from pretrain.api import FrozenAttention, compare, load_run
 
 These names stay as they are within a version 0.x; everything else in the packages may change.
-Importing this module imports neither megatron-core nor DeepSpeed, and torch only where
-`FrozenAttention` or `bank_rows` is asked for. A mistake in what is asked for raises one sentence,
-as a `pretrain.errors.UserError` or a `megatron_patches.errors.MethodError`.
+Importing this module imports neither megatron-core nor DeepSpeed, and torch only for
+`FrozenAttention` or `bank_rows`. A mistake of the caller raises one sentence, as a
+`pretrain.errors.UserError` or a `megatron_patches.errors.MethodError`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _LATER = {
     "load_run": "laboratory.api",
     "paired_gaps": "laboratory.api",
 }
-"""{name: its module, which is imported when the name is first asked for}"""
+"""{name: its module, which is imported at the first use of the name}"""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what takes torch, or packages of an extra."""
+    """Import the names that need torch, or packages of an extra."""
     if name not in _LATER:
         raise AttributeError(f"module 'pretrain.api' has no attribute '{name}'")
     return getattr(import_module(_LATER[name]), name)
@@ -70,12 +70,12 @@ def plan(
     Builds no model.
 
     Args:
-        config: a shipped configuration, or a YAML file.
+        config: A shipped configuration, or a YAML file.
         overrides: section.key=value.
         gpus: GPUs in all, one rank each.
-        gpu: name of a card, or a file that describes one.
-        baseline: the variant to put beside.
-        price: of a GPU for an hour; None: no cost.
+        gpu: Name of a card, or a file that describes one.
+        baseline: Variant of the second estimate.
+        price: Price of a GPU for an hour; None: no cost.
     """
     from pretrain.plan.estimate import Request, make_plan
 
@@ -96,9 +96,9 @@ def export(
     """Export a run's model for transformers to a new directory, in another process.
 
     Args:
-        run: its directory.
-        out: the new directory.
-        step: of the checkpoint; None: the newest complete one.
+        run: Directory of the run.
+        out: The new directory.
+        step: Step of the checkpoint; None: the newest complete one.
         dtype: fp32 or bf16; None: the run's own.
 
     Returns:
@@ -124,16 +124,16 @@ def sample(
     """Write text with a trained model.
 
     Args:
-        path: a run, which is exported once a checkpoint, or an export without code of its own.
-        prompt: the text to continue.
-        tokens: how many to add.
-        temperature: 0 takes always the likeliest token.
-        top_p: total probability of the tokens that are drawn from.
-        seed: of the draws.
-        step: of the checkpoint; None: the newest complete one.
+        path: A run, which is exported once per checkpoint, or an export without code of its own.
+        prompt: Text to continue.
+        tokens: Number of tokens to add.
+        temperature: Divisor of the logits; 0 always takes the likeliest token.
+        top_p: Total probability of the tokens that are drawn from.
+        seed: Seed of the draws.
+        step: Step of the checkpoint; None: the newest complete one.
 
     Returns:
-        What follows the prompt.
+        The text after the prompt.
     """
     from pretrain.export.run_exports import exported
     from pretrain.export.sampling import Sampler, Sampling

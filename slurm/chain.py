@@ -1,4 +1,4 @@
-"""The chain of jobs that `submit.py` submits: what, with which settings, after what."""
+"""The chain of jobs that `submit.py` submits, their settings and their order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = ("download", "tokenizer", "tokenize", "merge", "pretrain", "compare")
 CORPORA = {"small": "tinystories", "base": "openwebtext", "large": "slimpajama", "demo": "demo"}
 CORPORA |= {f"{config}_modern": corpus for config, corpus in CORPORA.items()}
 ENOUGH = {"slimpajama": ("--fraction", "0.2")}
-"""{corpus: what its configs need of it}: 125 of 627 B tokens, for 100 B and what is held out."""
+"""{corpus: the part that its configs need}: 125 of 627 B tokens, for 100 B and held-out text."""
 # The demo corpus is too small for the others' 32,000 pieces.
 DEMO_TOKENIZER = ("--vocab-size", "4096")
 
@@ -28,11 +28,11 @@ OWN_KEYS = {
     "attention.variant": "give --variants",
     "data.directory": "give --shards",
 }
-"""{key that the chain sets itself: what to do instead}."""
+"""{key that the chain sets itself: the option to use instead}"""
 
 
 class SubmitError(Exception):
-    """The sentence that says what to fix."""
+    """A sentence that says what to fix."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Job:
     """A call of sbatch.
 
     Attributes:
-        name: of the job, unique in the chain.
-        step: of the chain.
-        script: that runs.
+        name: Name of the job, unique in the chain.
+        step: Step of the chain.
+        script: Script that the job runs.
         settings: ORA_* variables, see slurm/lib.sh.
-        options: of sbatch.
-        arguments: of the script.
-        after: names of the jobs that must have ended well.
+        options: Options of sbatch.
+        arguments: Arguments of the script.
+        after: Names of the jobs that must have ended well.
     """
 
     name: str
@@ -59,10 +59,10 @@ class Job:
 
 
 def plan(options: argparse.Namespace) -> list[Job]:
-    """Return all jobs, each after those it waits for.
+    """Return all jobs, each after the jobs it waits for.
 
     Raises:
-        SubmitError: the options do not go together, or an override is none for the runs.
+        SubmitError: the options contradict each other, or an override is none for the runs.
     """
     first = STEPS.index(getattr(options, "from"))
     last = STEPS.index(options.until)
@@ -150,7 +150,7 @@ def _run_jobs(options: argparse.Namespace) -> list[Job]:
 
 
 def _check_config(config: str) -> None:
-    """Refuse what is neither a shipped config nor the path of a YAML file."""
+    """Refuse a name that is neither a shipped config nor the path of a YAML file."""
     if config in CORPORA or config.endswith((".yaml", ".yml")) or Path(config).is_file():
         return
     near = difflib.get_close_matches(config, CORPORA, n=1)
@@ -162,7 +162,7 @@ def _check_config(config: str) -> None:
 
 
 def _check_overrides(words: Sequence[str]) -> None:
-    """Refuse what no run takes, before the data is made, and keys that the chain sets itself."""
+    """Refuse words that no run takes before the data is made, and keys that the chain sets."""
     for word in words:
         key, equals, _ = word.partition("=")
         if not equals or not all(key.partition(".")):
@@ -173,22 +173,22 @@ def _check_overrides(words: Sequence[str]) -> None:
             raise SubmitError(f"{word} is the chain's own key: leave it out; {remedy}")
 
 
-def _by_step(given: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
-    """`STEP=WORDS`, several times, to step -> words."""
-    found: dict[str, tuple[str, ...]] = {step: () for step in ("all", *STEPS)}
-    for entry in given:
+def _by_step(entries: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
+    """Return {step: words} of several `STEP=WORDS`."""
+    words_by_step: dict[str, tuple[str, ...]] = {step: () for step in ("all", *STEPS)}
+    for entry in entries:
         step, equals, words = entry.partition("=")
-        if not equals or step not in found:
+        if not equals or step not in words_by_step:
             raise SubmitError(
-                f"{option} {entry} must be STEP=WORDS with STEP one of {', '.join(found)}"
+                f"{option} {entry} must be STEP=WORDS with STEP one of {', '.join(words_by_step)}"
             )
         try:
-            found[step] += tuple(shlex.split(words))
+            words_by_step[step] += tuple(shlex.split(words))
         except ValueError as error:
             raise SubmitError(
                 f"{option} {entry} cannot be read as words of a shell: {error}"
             ) from error
-    return found
+    return words_by_step
 
 
 def _shards(options: argparse.Namespace) -> str:
@@ -218,7 +218,7 @@ def _positive(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of submit.py."""
+    """Return the command line of submit.py."""
     parser = argparse.ArgumentParser(
         description="Submit download -> tokenizer -> tokenize -> merge -> pretrain -> compare.",
         epilog='Example: python slurm/submit.py large --sbatch all="--partition=gpu" --dry-run',

@@ -1,6 +1,6 @@
 """Run a module of the code beside this directory: `python slurm/run.py -m pretrain train …`.
 
-As `python -m`, but from any working directory, whatever packages lie in it: a job works in the
+Like `python -m`, but from any working directory and whatever packages lie in it: a job works in the
 checkout and runs a copy of its code (slurm/pin.sh).
 """
 
@@ -10,7 +10,7 @@ import sys
 
 if __name__ == "__main__":
     code = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if not getattr(sys.flags, "safe_path", False):  # else Python has not put slurm/ there
+    if not getattr(sys.flags, "safe_path", False):  # then Python has put slurm/ first
         del sys.path[0]
     sys.path.insert(0, code)
     module = sys.argv[2]

@@ -60,10 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def pinned_code() -> str:
-    """Return the copy of this checkout's code that the jobs run, whatever is edited later.
+    """Return the copy of this checkout's code that the jobs run; later edits do not reach them.
 
     Raises:
-        SubmitError: it cannot be made.
+        SubmitError: the copy cannot be made.
     """
     done = subprocess.run(["bash", str(PIN)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -77,11 +77,11 @@ def site_settings() -> dict[str, str]:
     Raises:
         SubmitError: the file fails.
     """
-    given = os.environ.get("ORA_SITE")
-    path = Path(given) if given else ROOT / "slurm" / "site.sh"
+    stated_path = os.environ.get("ORA_SITE")
+    path = Path(stated_path) if stated_path else ROOT / "slurm" / "site.sh"
     if not path.exists():
-        if given:
-            raise SubmitError(f"ORA_SITE={given} does not exist")
+        if stated_path:
+            raise SubmitError(f"ORA_SITE={stated_path} does not exist")
         return {}
     environment = {"ORA_ROOT": str(ROOT)} | os.environ
     command = ["bash", "-c", 'set -ae; . "$1" >&2; env -0', "site", str(path)]
@@ -103,17 +103,17 @@ def site_settings() -> dict[str, str]:
 
 
 def submit(jobs: Sequence[Job], site: dict[str, str]) -> dict[str, str]:
-    """Submit jobs in order; if that fails or is interrupted, cancel those before.
+    """Submit jobs in order; if a submission fails or is interrupted, cancel those before it.
 
     Args:
-        jobs: the chain, each after those it waits for.
+        jobs: The chain, each job after those it waits for.
         site: SBATCH_* variables of the site file.
 
     Returns:
         {name of a job: its id}.
 
     Raises:
-        SubmitError: sbatch refuses a job or does not answer, or Ctrl-C.
+        SubmitError: sbatch refuses a job or does not answer, or the user presses Ctrl-C.
     """
     ids: dict[str, str] = {}
     for job in jobs:
@@ -147,17 +147,17 @@ def _cancel(ids: dict[str, str]) -> str:
 
 def log_directories(jobs: Sequence[Job]) -> list[Path]:
     """Return the directories of `#SBATCH --output`, without which a job fails at once."""
-    found: dict[Path, None] = {}
+    directories: dict[Path, None] = {}
     for script in dict.fromkeys(job.script for job in jobs):
         for line in script.read_text().splitlines():
             match = re.match(r"#SBATCH\s+(?:--(?:output|error)[=\s]|-[oe]\s*)(\S+)", line)
             if match and "%" not in str(Path(match[1]).parent):
-                found[ROOT / Path(match[1]).parent] = None
-    return list(found)
+                directories[ROOT / Path(match[1]).parent] = None
+    return list(directories)
 
 
 def _sbatch_words(job: Job, ids: dict[str, str]) -> list[str]:
-    """Sbatch's arguments for a job whose predecessors have these ids."""
+    """Return sbatch's arguments for a job whose predecessors have these ids."""
     # A job's settings are variables, which SBATCH_EXPORT=NONE would keep from it.
     words = [f"--job-name=ora-{job.name}", "--export=ALL"]
     if job.after:
@@ -167,7 +167,7 @@ def _sbatch_words(job: Job, ids: dict[str, str]) -> list[str]:
 
 
 def _test(job: Job, site: dict[str, str]) -> None:
-    """Would Slurm take this script here, with these options?"""
+    """Refuse a script that Slurm would not take here with these options."""
     done = _call(["sbatch", "--test-only", *_sbatch_words(replace(job, after=()), {})], job, site)
     if done.returncode:
         raise SubmitError(
@@ -193,7 +193,7 @@ def _call(command: list[str], job: Job, site: dict[str, str]) -> subprocess.Comp
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    """Sbatch's own words, without its prefixes."""
+    """Return sbatch's own words, without its prefixes."""
     lines = [
         re.sub(r"^(sbatch|allocation failure): (error: )?", "", line)
         for line in done.stderr.splitlines()
@@ -205,7 +205,7 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _print_plan(jobs: Sequence[Job], site: dict[str, str]) -> None:
-    """Print commands that a shell takes; job ids are its variables."""
+    """Print commands for a shell; job ids are its variables."""
     print(f"cd {shlex.quote(str(ROOT))}")
     for directory in log_directories(jobs):
         print(f"mkdir -p {shlex.quote(os.path.relpath(directory, ROOT))}")
@@ -233,12 +233,14 @@ def _print_submitted(
 ) -> None:
     width = max(len(job.name) for job in jobs)
     for job in jobs:
-        before = ", ".join(ids[name] for name in job.after)
-        after = f"after {before}" if before else "as soon as there is room"
+        job_ids = ", ".join(ids[name] for name in job.after)
+        after = f"after {job_ids}" if job_ids else "as soon as there is room"
         print(f"{ids[job.name]:>10}  {job.name:<{width}}  {after}")
     every = ",".join(ids.values())
-    given = "as ORA_CODE says" if os.environ.get("ORA_CODE") else "whatever is edited or pulled now"
-    print(f"\ncode:    {os.path.relpath(code)}, {given}")
+    remark = (
+        "as ORA_CODE says" if os.environ.get("ORA_CODE") else "whatever is edited or pulled now"
+    )
+    print(f"\ncode:    {os.path.relpath(code)}, {remark}")
     print(f"queue:   squeue --jobs={every} --start")
     print(f"logs:    tail -F {os.path.relpath(log_directories(jobs)[0])}/ora-*")
     if any(job.step == "pretrain" for job in jobs):
@@ -258,5 +260,5 @@ def _name(job: Job) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that has enough, as `| head`
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader may stop early, as `head` does
     sys.exit(main())

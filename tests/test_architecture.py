@@ -12,7 +12,7 @@ import pytest
 from megatron_patches.recipe.variants import VARIANTS
 from tests.parsed_files import nodes, parsed
 from tests.ranks import ROOT
-from tools.count_code import code_lines
+from tools.count_code import PARTS, count, size
 
 PACKAGES = ("pretrain", "laboratory", "megatron_patches", "data_pipeline")
 MAY_IMPORT = {
@@ -204,7 +204,7 @@ def test_modules_import_each_other_in_no_circle() -> None:
 def test_only_load_makes_a_configuration() -> None:
     """So that nothing holds one which `refusals` has not judged."""
     makers = set()
-    for path in modules("pretrain"):
+    for path in [*modules("pretrain"), *modules("laboratory")]:
         for node in nodes(path):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
@@ -356,8 +356,11 @@ def test_what_is_written_against_a_version_says_so() -> None:
 
 
 def test_the_loop_names_no_variant() -> None:
-    """Nor does anything else in `pretrain`: variants are data, only variants.py names them."""
-    for path in modules("pretrain"):
+    """Nor does anything else of the program: variants are data, only variants.py names them."""
+    published = ROOT / "laboratory/results"  # names the variants of its pages
+    for path in [*modules("pretrain"), *modules("laboratory")]:
+        if path.is_relative_to(published):
+            continue
         docstrings = {
             id(node.body[0].value)
             for node in nodes(path)
@@ -378,7 +381,7 @@ def test_the_loop_names_no_variant() -> None:
 
 @pytest.mark.parametrize("package", (*PACKAGES, "tests", "benchmarks"))
 def test_files_are_short(package: str) -> None:
-    lengths = {path.relative_to(ROOT): code_lines(path.read_text()) for path in modules(package)}
+    lengths = {path.relative_to(ROOT): size(path.read_text()).lines for path in modules(package)}
     assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
 
 
@@ -390,9 +393,19 @@ APART = {
     "pretrain/doctor/report.py": "the form of the JSON, which job scripts read",
     "pretrain/export/agreement.py": "an export that is shown to agree with its model",
     "pretrain/training/state_transfer.py": "what passes from the engine of one phase to the next",
+    "laboratory/results/recorded.py": "figures whose modules import torch, which takes seconds",
     "pretrain/telemetry/weights_and_biases.py": "the only file that knows the package wandb",
 }
 """{a small module that one other of its folder imports: why it is one of its own}"""
+
+
+BUDGETS = {"core": 26_200, "laboratory": 10_500, "tools": 4_100, "tests": 35_000}
+"""Lines of code of each part at most; CONTRIBUTING has the same numbers."""
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_code_stays_within_its_budget(part: str) -> None:
+    assert count(*PARTS[part]).lines <= BUDGETS[part]
 
 
 def test_a_small_module_with_one_importer_has_a_reason() -> None:
@@ -407,7 +420,7 @@ def test_a_small_module_with_one_importer_has_a_reason() -> None:
             folder = name.rpartition(".")[0]
             others = importers.get(name, set())
             alone = len(others) == 1 and {other.rpartition(".")[0] for other in others} == {folder}
-            if alone and code_lines(path.read_text()) < SMALL:
+            if alone and size(path.read_text()).lines < SMALL:
                 small.add(path.relative_to(ROOT).as_posix())
     assert small == APART.keys()
 

@@ -56,6 +56,9 @@ MANY_POSITIONAL = {
 have other names in other versions of torch.
 """
 
+SHAPED = re.compile(r"\b(Tensor|NDArray|FloatArray|ndarray)\b")
+"""Types of parameters whose shapes a docstring tells."""
+
 STRANDED = re.compile(r"^ *[\])}]+[:,]?( as \w+:)? +# (?!fmt:|type:)")
 """A comment behind the last bracket of a statement that the formatter has cut for its sake."""
 
@@ -113,8 +116,12 @@ def without_sections(function: ast.FunctionDef) -> str | None:
     arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
     if any(one.annotation and "typer." in ast.unparse(one.annotation) for one in arguments):
         return None
-    given = [one.arg for one in arguments if one.arg not in ("self", "cls", "ctx")]
-    if len(given) >= 2 and "Args:" not in docstring:
+    shaped = {
+        argument.arg
+        for argument in arguments
+        if argument.annotation and SHAPED.search(ast.unparse(argument.annotation))
+    }
+    if len(shaped) >= 2 and "Args:" not in docstring and "`[" not in docstring:
         return "Args"
     raised = [node for node in ast.walk(function) if isinstance(node, ast.Raise)]
     users = [node for node in raised if node.exc is not None and _is_users_error(node.exc)]

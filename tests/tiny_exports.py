@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Starcoder2Config, Starcoder2ForCausalLM
 
 from data_pipeline.shards.manifest import read_manifest
 from pretrain.export.tokenizer import write_tokenizer
@@ -33,6 +32,8 @@ def learned_rows(layers: int = 2) -> dict[str, list[list[int]]]:
 
 def tiny_language_model(rotary: bool) -> Any:
     """Two layers of width 32 with four heads, drawn from torch's generator."""
+    from transformers import GPT2Config, GPT2LMHeadModel, Starcoder2Config, Starcoder2ForCausalLM
+
     ids = {"bos_token_id": 2, "eos_token_id": 2, "vocab_size": VOCAB_SIZE}
     if not rotary:
         config = GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH, **ids)
@@ -66,18 +67,31 @@ def tiny_export(
     tiny_language_model(rotary).save_pretrained(out)
     write_tokenizer(read_manifest(shards), out, LENGTH)
     rows = rotary_rows() if rotary else learned_rows()
-    facts = {
-        "run": out.name,
+    facts = export_facts(
+        out.name,
+        variant,
+        seed,
+        sequence_length=LENGTH,
+        model="Starcoder2ForCausalLM" if rotary else "GPT2LMHeadModel",
+        frozen_rows=rows if frozen else {},
+    )
+    (out / "export.json").write_text(json.dumps(facts))
+    return out
+
+
+def export_facts(name: str, variant: str, seed: int, **changes: Any) -> dict[str, Any]:
+    """Return what export.json has, as far as verbs read it."""
+    return {
+        "run": name,
         "variant": variant,
         "attention": {"variant": variant, "seed": seed, "adapters": []},
         "seed": seed,
-        "step": 0,
-        "parameters": {"trainable": 1, "frozen": int(frozen)},
-        "sequence_length": LENGTH,
-        "data": {"fingerprint": "0" * 64},
-        "model": "Starcoder2ForCausalLM" if rotary else "GPT2LMHeadModel",
-        "frozen_rows": rows if frozen else {},
+        "step": 4,
+        "parameters": {"trainable": 96, "frozen": 32},
+        "sequence_length": 16,
+        "data": {"fingerprint": "a" * 64},
+        "model": "GPT2LMHeadModel",
+        "frozen_rows": {},
         "folded": [],
+        **changes,
     }
-    (out / "export.json").write_text(json.dumps(facts))
-    return out

@@ -1,9 +1,10 @@
-"""Count lines of code: lines that are neither blank nor comments nor docstrings.
+"""Count code: lines that are neither blank nor comments nor docstrings, and tokens.
 
-    python -m tools.count_code              # product with its tools, and tests, each on a line
+    python -m tools.count_code              # every part of the repository, lines and tokens
     python -m tools.count_code pretrain     # any folders
 
-Only Python files that git tracks are counted.
+Tokens leave out what layout adds: commas and brackets. Only Python files that git tracks are
+counted.
 """
 
 from __future__ import annotations
@@ -14,16 +15,14 @@ import subprocess
 import sys
 import tokenize
 from pathlib import Path
+from typing import NamedTuple
 
-PRODUCT = (
-    "pretrain",
-    "data_pipeline",
-    "megatron_patches",
-    "benchmarks",
-    "tools",
-    "ds_configs",
-    "slurm",
-)
+PARTS: dict[str, tuple[str, ...]] = {
+    "core": ("pretrain", "data_pipeline", "megatron_patches", "ds_configs", "slurm"),
+    "laboratory": ("laboratory",),
+    "tools": ("benchmarks", "tools", "docs"),
+    "tests": ("tests",),
+}
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -32,33 +31,43 @@ NO_CODE = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
+LAYOUT = frozenset(",()[]{}")
 
 
-def code_lines(text: str) -> int:
-    """Return the number of lines of a module that hold code."""
-    rows: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in NO_CODE:
-            rows.update(range(token.start[0], token.end[0] + 1))
+class Size(NamedTuple):
+    """Code of a module, or of many."""
+
+    lines: int
+    tokens: int
+
+
+def size(text: str) -> Size:
+    """Return the lines and tokens of a module's code."""
+    docstring_rows: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         constant = node.value if isinstance(node, ast.Expr) else None
         if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
-            rows.difference_update(range(constant.lineno, (constant.end_lineno or 0) + 1))
-    return len(rows)
+            docstring_rows.update(range(constant.lineno, (constant.end_lineno or 0) + 1))
+    rows: set[int] = set()
+    tokens = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            rows.update(range(token.start[0], token.end[0] + 1))
+            tokens += token.start[0] not in docstring_rows and token.string not in LAYOUT
+    return Size(len(rows - docstring_rows), tokens)
 
 
-def count(*folders: str) -> int:
-    """Return the lines of code of the tracked Python files in folders."""
+def count(*folders: str) -> Size:
+    """Return the size of all tracked Python files in some folders."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", *folders], check=True, capture_output=True, text=True
     )
-    paths = [Path(name) for name in listed.stdout.split("\0") if name.endswith(".py")]
-    return sum(code_lines(path.read_text(encoding="utf-8")) for path in paths)
+    names = [name for name in listed.stdout.split("\0") if name.endswith(".py")]
+    sizes = [size(Path(name).read_text(encoding="utf-8")) for name in names]
+    return Size(sum(module.lines for module in sizes), sum(module.tokens for module in sizes))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(count(*sys.argv[1:]))
-    else:
-        print("product and tools", count(*PRODUCT))
-        print("tests", count("tests"))
+    chosen = {" ".join(sys.argv[1:]): tuple(sys.argv[1:])} if len(sys.argv) > 1 else PARTS
+    for name, folders in chosen.items():
+        print(f"{name}: {count(*folders).lines} lines, {count(*folders).tokens} tokens")

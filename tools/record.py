@@ -68,7 +68,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
 @dataclass
 class Workplace:
-    """Where parts put what they make, and what they share.
+    """Directory and shared results of the parts.
 
     Attributes:
         directory: For everything that is written.
@@ -126,8 +126,8 @@ def _data_pipeline(*arguments: str) -> None:
 Entries = Iterator[tuple[str, str]]
 
 
-def bank(place: Workplace) -> Entries:
-    """Rows of every construction at two small shapes, and of two heads of every variant."""
+def bank(workplace: Workplace) -> Entries:
+    """Yield rows of every construction at two small shapes, and of two heads of every variant."""
     from megatron_patches.bank.orthonormal import CONSTRUCTIONS, ROLES, SCOPES, BankRecipe
     from megatron_patches.bank.shards import bank_rows
     from megatron_patches.recipe.variants import VARIANTS
@@ -147,23 +147,23 @@ def bank(place: Workplace) -> Entries:
             yield from _bank_rows(f"{name}/{hidden_size}x{head_dim}", hidden_size, head_dim, recipe)
     for variant in VARIANTS:
         with _refusals() as allowed:
-            made = load_config("small", [f"attention.variant={variant}"]).recipe
-            if isinstance(made, BankRecipe):
+            variant_recipe = load_config("small", [f"attention.variant={variant}"]).recipe
+            if isinstance(variant_recipe, BankRecipe):
                 for role in ROLES:
-                    rows = bank_rows(made, 1, role, [0, 3])
+                    rows = bank_rows(variant_recipe, 1, role, [0, 3])
                     yield f"variant/{variant}/{role}", digest(rows.tobytes())
         if not allowed:
             yield f"variant/{variant}", "refused"
 
 
 def _bank_rows(name: str, hidden_size: int, head_dim: int, recipe: dict[str, Any]) -> Entries:
-    """Rows in float64, and as a rank has them in bf16, of four query heads and two key heads."""
+    """Yield rows of four query and two key heads in float64, and as a rank holds them in bf16."""
     from megatron_patches.bank.orthonormal import ROLES, BankRecipe
     from megatron_patches.bank.shards import bank_rows, layer_shard
     from megatron_patches.errors import MethodError
 
     try:
-        made = BankRecipe(
+        bank_recipe = BankRecipe(
             seed=1234,
             hidden_size=hidden_size,
             head_dim=head_dim,
@@ -175,20 +175,20 @@ def _bank_rows(name: str, hidden_size: int, head_dim: int, recipe: dict[str, Any
         yield name, "refused"
         return
     for role in ROLES:
-        rows = bank_rows(made, 1, role, range(made.num_heads(role)))
+        rows = bank_rows(bank_recipe, 1, role, range(bank_recipe.num_heads(role)))
         yield f"{name}/{role}", digest(rows.tobytes())
     shard = layer_shard(
-        made, layer=1, role="query", rank=1, tensor_parallel_size=2, dtype=torch.bfloat16
+        bank_recipe, layer=1, role="query", rank=1, tensor_parallel_size=2, dtype=torch.bfloat16
     )
     yield f"{name}/rank 1 of 2/bf16", tensor_digest(shard)
 
 
-def shards(place: Workplace) -> Entries:
-    """Every file of the directories of both kinds of tokenizer; but for the place of the texts."""
-    place.shards()
-    _make_shards(place.directory / "bpe", "bpe")
+def shards(workplace: Workplace) -> Entries:
+    """Yield every file of the directories of both kinds of tokenizer, except location.json."""
+    workplace.shards()
+    _make_shards(workplace.directory / "bpe", "bpe")
     for kind in ("unigram", "bpe"):
-        directory = place.directory / kind
+        directory = workplace.directory / kind
         yield f"{kind}/tokenizer.model", digest((directory / "tokenizer.model").read_bytes())
         for file in sorted((directory / "shards").rglob("*")):
             name = f"{kind}/{file.relative_to(directory)}"
@@ -198,18 +198,20 @@ def shards(place: Workplace) -> Entries:
                 yield name, digest(file.read_bytes())
 
 
-def init(place: Workplace) -> Entries:
-    """Every rank's parameters and buffers, of all designs."""
+def init(workplace: Workplace) -> Entries:
+    """Yield parameters and buffers of all designs on every rank."""
     for size in (1, 2):
         layout = {"parallel__tensor_model_parallel_size": size}
         payload = {
             "runs": {
-                design: design_overrides(design, place.directory, place.directory, design, **layout)
+                design: design_overrides(
+                    design, workplace.directory, workplace.directory, design, **layout
+                )
                 for design in DESIGNS
             }
         }
-        found = run_ranks(size, "tools.record:initial_weights", payload)
-        for design, ranks in found.items():
+        weights = run_ranks(size, "tools.record:initial_weights", payload)
+        for design, ranks in weights.items():
             for rank, tensors in enumerate(ranks):
                 name = f"{design}/tp{size}/rank {rank}"
                 yield name, digest(json.dumps(sorted(tensors.items())).encode())
@@ -230,29 +232,29 @@ def initial_weights(payload: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
     environment = LaunchEnvironment.read()
     size = environment.world_size
     context = initialize_distributed(environment, size, timeout_seconds=300)
-    found = {}
+    weights = {}
     for design, overrides in payload["runs"].items():
         model = build_model(load_config("demo", overrides), context)
-        own = {
+        rank_digests = {
             name: tensor_digest(tensor)
             for tensors in (model.named_parameters(), model.named_buffers())
             for name, tensor in tensors
         }
         ranks: list[dict[str, str]] = [{}] * size
-        dist.all_gather_object(ranks, own)
-        found[design] = ranks
+        dist.all_gather_object(ranks, rank_digests)
+        weights[design] = ranks
     shutdown_distributed(context)
-    return found
+    return weights
 
 
-def train(place: Workplace) -> Entries:
-    """Exact losses and gradient norms, and masters and moments after the last step."""
+def train(workplace: Workplace) -> Entries:
+    """Yield exact losses and gradient norms, and the last checkpoint's tensors."""
     from tests.command_line import checkpoint_tensors
 
-    for design, curves in place.trained().items():
+    for design, curves in workplace.trained().items():
         for quantity, values in curves.items():
             yield f"{design}/{quantity}", digest(" ".join(map(repr, values)).encode())
-        run = place.directory / "runs" / design
+        run = workplace.directory / "runs" / design
         tensors = checkpoint_tensors(run / f"checkpoints/step_{STEPS:08d}")
         shown = {
             key: tensor_digest(value) if torch.is_tensor(value) else repr(value)
@@ -268,21 +270,24 @@ def train_designs(payload: dict[str, Any]) -> dict[str, Any]:
     from pretrain.runs.metrics_file import read_metrics
     from pretrain.training.loop import train as run_training
 
-    found = {}
+    curves = {}
     for design, overrides in payload["runs"].items():
         config = load_config("demo", overrides)
         run_training(config, StopSignals())
         records = list(read_metrics(config.run_path / "metrics.jsonl"))
-        found[design] = {
+        curves[design] = {
             tag: [record[tag] for record in records] for tag in ("loss/train", "optim/grad_norm")
         }
-    return found
+    return curves
 
 
-def export(place: Workplace) -> Entries:
-    """Logits of exports, as transformers computes them, and the tensors of their files."""
-    place.trained()
-    payload = {"runs": str(place.directory / "runs"), "out": str(place.directory / "exports")}
+def export(workplace: Workplace) -> Entries:
+    """Yield logits of exports in transformers, and the tensors of their files."""
+    workplace.trained()
+    payload = {
+        "runs": str(workplace.directory / "runs"),
+        "out": str(workplace.directory / "exports"),
+    }
     yield from run_ranks(1, "tools.record:export_designs", payload, timeout=1800).items()
 
 
@@ -295,28 +300,28 @@ def export_designs(payload: dict[str, Any]) -> dict[str, str]:
     from pretrain.ranks.single_process import one_process
 
     tokens = torch.arange(48).view(3, 16) * 7 % 512
-    found = {}
+    digests = {}
     with one_process() as context:
         for design in DESIGNS:
             out = Path(payload["out"]) / design
             with _refusals() as allowed:
                 export_run(Path(payload["runs"]) / design, out, context)
             if not allowed:
-                found[design] = "refused"
+                digests[design] = "refused"
                 continue
             model = AutoModelForCausalLM.from_pretrained(
                 str(out), dtype=torch.float32, trust_remote_code=True
             )
             with torch.no_grad():
-                found[f"{design}/logits"] = tensor_digest(model.eval()(tokens).logits)
+                digests[f"{design}/logits"] = tensor_digest(model.eval()(tokens).logits)
             weights = load_file(out / "model.safetensors")
             shown = {name: tensor_digest(weight) for name, weight in sorted(weights.items())}
-            found[f"{design}/weights"] = digest(_lines(shown).encode())
-    return found
+            digests[f"{design}/weights"] = digest(_lines(shown).encode())
+    return digests
 
 
-def show(place: Workplace) -> Entries:
-    """Sections of `show`, of all configs together for each variant."""
+def show(workplace: Workplace) -> Entries:
+    """Yield the sections of `show`, over all configs, for each variant."""
     for variant in _variants():
         sections: dict[str, list[str]] = {}
         for config in CONFIGS:
@@ -329,15 +334,15 @@ def show(place: Workplace) -> Entries:
             yield f"{variant}/{section}", digest("\n".join(lines).encode())
 
 
-def plan(place: Workplace) -> Entries:
-    """Headings of `plan --json`, of all configs together for each variant."""
+def plan(workplace: Workplace) -> Entries:
+    """Yield the headings of `plan --json`, over all configs, for each variant."""
     for variant in _variants():
         headings: dict[str, list[str]] = {}
         for config in CONFIGS:
             arguments = ["--gpus", GPUS.get(config, "8"), "--json"]
             answer = _verb("plan", config, f"attention.variant={variant}", *arguments)
-            made = {"refused": True} if answer == "refused" else json.loads(answer)
-            for heading, content in made.items():
+            headings_of_config = {"refused": True} if answer == "refused" else json.loads(answer)
+            for heading, content in headings_of_config.items():
                 lines = json.dumps(content, indent=1).splitlines()
                 headings.setdefault(heading, []).extend(f"{config}: {line}" for line in lines)
         for heading, lines in headings.items():
@@ -362,7 +367,7 @@ def _verb(*arguments: str) -> str:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[list[bool]]:
-    """Catch what the program refuses; what is yielded is empty then, and [True] else."""
+    """Catch refusals of the program; the yielded list stays empty then, else it gets True."""
     from data_pipeline.errors import DataError
     from megatron_patches.errors import MethodError
     from pretrain.errors import UserError
@@ -393,17 +398,18 @@ PARTS: dict[str, Callable[[Workplace], Entries]] = {
 # --- recordings -----------------------------------------------------------------------------------
 def record(parts: Iterable[str]) -> dict[str, Any]:
     """Return a recording of some keys of `PARTS`: the machine, and the digests by part."""
+    # Other numbers of threads sum in another order.
     torch.set_num_threads(1)
     directory = Path(tempfile.mkdtemp(prefix="record-"))
     try:
-        place = Workplace(directory)
-        found: dict[str, dict[str, str]] = {}
+        workplace = Workplace(directory)
+        recorded: dict[str, dict[str, str]] = {}
         for part in parts:
-            found[part] = dict(PARTS[part](place))
-            print(f"{part}: {len(found[part])} values", file=sys.stderr, flush=True)
+            recorded[part] = dict(PARTS[part](workplace))
+            print(f"{part}: {len(recorded[part])} values", file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(directory)
-    return {"machine": machine(), "parts": found}
+    return {"machine": machine(), "parts": recorded}
 
 
 def machine() -> str:
@@ -422,15 +428,15 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
         was: The recording to compare with.
         now: The new recording; designs that only one of the two has are left out.
     """
-    found = []
+    lines = []
     for part, values in now["parts"].items():
-        before = was["parts"].get(part, {})
-        both = _designs(part, before) & _designs(part, values)
-        for name in before | values:
-            own = (before.get(name, "missing"), values.get(name, "missing"))
-            if own[0] != own[1] and _designs(part, [name]) <= both:
-                found.append(f"{part}/{name} differs: {own[0]} before, {own[1]} now")
-    return found
+        earlier = was["parts"].get(part, {})
+        both = _designs(part, earlier) & _designs(part, values)
+        for name in earlier | values:
+            pair = (earlier.get(name, "missing"), values.get(name, "missing"))
+            if pair[0] != pair[1] and _designs(part, [name]) <= both:
+                lines.append(f"{part}/{name} differs: {pair[0]} before, {pair[1]} now")
+    return lines
 
 
 def _designs(part: str, names: Iterable[str]) -> set[str]:
@@ -446,14 +452,14 @@ def only_in_one(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
         was: The recording to compare with.
         now: The new recording; other parts than its own are left out.
     """
-    found = []
+    lines = []
     for part, values in now["parts"].items():
-        before = _designs(part, was["parts"].get(part, {}))
-        own = _designs(part, values)
-        for kind, names in (("gone", before - own), ("new", own - before)):
+        earlier = _designs(part, was["parts"].get(part, {}))
+        current = _designs(part, values)
+        for kind, names in (("gone", earlier - current), ("new", current - earlier)):
             if names:
-                found.append(f"{part}: {kind}: {', '.join(sorted(names))}")
-    return found
+                lines.append(f"{part}: {kind}: {', '.join(sorted(names))}")
+    return lines
 
 
 def main() -> int:
@@ -477,11 +483,11 @@ def main() -> int:
         arguments.out.write_text(json.dumps(now, indent=1) + "\n")
     if was is None:
         return 0
-    found = differences(was, now)
-    if found and was["machine"] != now["machine"]:
+    lines = differences(was, now)
+    if lines and was["machine"] != now["machine"]:
         print(f"recorded on {was['machine']}; this is {now['machine']}")
-    print("\n".join([*only_in_one(was, now), *(found or ["nothing differs"])]))
-    return 1 if found else 0
+    print("\n".join([*only_in_one(was, now), *(lines or ["nothing differs"])]))
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

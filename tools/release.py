@@ -44,7 +44,7 @@ def build(out: Path) -> tuple[Path, Path]:
     """Build the sdist from what git tracks, and from the sdist the wheel.
 
     Args:
-        out: directory to make; it also gets the copy that is built, since a build litters it.
+        out: Directory to make; it also gets the copy that is built, since a build litters it.
 
     Returns:
         Paths of sdist and wheel.
@@ -65,11 +65,10 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def run(command: Sequence[str], where: Path = ROOT.parent) -> str:
-    """Run a command to its end; one that fails ends the program with what it said.
+    """Run a command; if it fails, exit with its output.
 
     Args:
-        command: words.
-        where: directory to run it in.
+        where: Directory to run it in.
 
     Returns:
         What it printed, on both streams.
@@ -88,29 +87,28 @@ def run(command: Sequence[str], where: Path = ROOT.parent) -> str:
 
 
 def run_program(program: Path, words: Sequence[str], where: Path) -> str:
-    """Run the installed program; a warning that a library prints is a failure, too.
+    """Run the installed program; a library's warning counts as a failure.
 
     Args:
-        program: its path.
-        words: verb and arguments.
-        where: directory to run it in.
+        words: Verb and arguments.
+        where: Directory to run it in.
 
     Returns:
         The last line that it printed.
     """
-    said = run([str(program), *words], where)
-    if warned := re.search(r"^.*(Warning:|WARNING|No CUDA|cpp_extension).*$", said, flags=re.M):
+    output = run([str(program), *words], where)
+    if warned := re.search(r"^.*(Warning:|WARNING|No CUDA|cpp_extension).*$", output, flags=re.M):
         sys.exit(f"a newcomer sees: {warned.group()}\nfrom: {shlex.join(words)}")
-    return said.splitlines()[-1]
+    return output.splitlines()[-1]
 
 
 def install(python: str, environment: Path, words: Sequence[str]) -> str:
-    """Install packages into an environment, which is made first if it is not there.
+    """Install packages into an environment, made if missing.
 
     Args:
-        python: to make it of.
-        environment: its directory.
-        words: for `pip install`.
+        python: Interpreter to make it of.
+        environment: Directory of the environment.
+        words: Arguments of `pip install`.
 
     Returns:
         How many packages are there then.
@@ -123,47 +121,46 @@ def install(python: str, environment: Path, words: Sequence[str]) -> str:
 
 
 def timed(name: str, action: Callable[[], object]) -> None:
-    """Carry out a step and print its line.
+    """Carry out a step and print its duration and result.
 
     Args:
-        name: of the step.
-        action: what to do; what it returns is printed.
+        action: Step to carry out; its result is printed.
     """
     began = time.monotonic()
-    found = action()
-    print(f"{name:<30} {time.monotonic() - began:6.0f} s   {found}", flush=True)
+    result = action()
+    print(f"{name:<30} {time.monotonic() - began:6.0f} s   {result}", flush=True)
 
 
-def check(python: str, wheel: Path, place: Path, options: argparse.Namespace) -> None:
+def check(python: str, wheel: Path, directory: Path, options: argparse.Namespace) -> None:
     """Install the wheel for a Python, and run what a newcomer runs.
 
     Args:
         python: name or path of the interpreter.
-        wheel: to install.
-        place: directory to make.
+        wheel: Wheel to install.
+        directory: Directory to make.
         options: torch_index and short, as on the command line.
     """
-    place.mkdir(parents=True)
+    directory.mkdir(parents=True)
     constraints = ROOT / "constraints.txt"
     constrained = ["--constraint", str(constraints)]
     torch = re.findall(r"^torch==\S+", constraints.read_text(), flags=re.M)
     index = ["--index-url", options.torch_index] if options.torch_index else []
-    whole = place / "torch"
-    bare = place / "no-torch"
+    whole = directory / "torch"
+    bare = directory / "no-torch"
     program = whole / "bin/ora-pretrain"
     short = SHORT if options.short else ()
     timed(f"{python} torch", lambda: install(python, whole, [*torch, *index]))
     timed(f"{python} wheel", lambda: install(python, whole, [*constrained, f"{wheel}[compare]"]))
-    timed(f"{python} --version", lambda: run_program(program, ["--version"], place))
-    timed(f"{python} demo", lambda: run_program(program, ["demo", *short], place))
+    timed(f"{python} --version", lambda: run_program(program, ["--version"], directory))
+    timed(f"{python} demo", lambda: run_program(program, ["demo", *short], directory))
     words = ["try", str(ROOT / "docs"), "--minutes=1", *short]
-    timed(f"{python} try", lambda: run_program(program, words, place))
+    timed(f"{python} try", lambda: run_program(program, words, directory))
     install(python, bare, [*constrained, *WITHOUT_TORCH])
     timed(f"{python} without torch", lambda: install(python, bare, ["--no-deps", str(wheel)]))
-    (place / "losses.csv").write_text(LOSSES)
+    (directory / "losses.csv").write_text(LOSSES)
     other = bare / "bin/ora-pretrain"
     compared = ["compare-losses", "losses.csv"]
-    timed(f"{python} compare-losses", lambda: run_program(other, compared, place))
+    timed(f"{python} compare-losses", lambda: run_program(other, compared, directory))
 
 
 def main() -> None:

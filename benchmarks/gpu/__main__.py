@@ -56,10 +56,9 @@ def steps(
     """Return the stage that times steps of one shape by `benchmarks.step.measure`.
 
     Args:
-        name: Of the stage.
-        shape: As `benchmarks.step.measure --shape` reads it.
-        contenders: As `benchmarks.step.measure --contenders` reads them.
-        recipe: As `benchmarks.step.measure --recipe` reads it.
+        shape: Shape as `benchmarks.step.measure --shape` reads it.
+        contenders: Names as `benchmarks.step.measure --contenders` reads them.
+        recipe: Name as `benchmarks.step.measure --recipe` reads it.
     """
 
     def work(context: StageContext) -> StageResult:
@@ -149,9 +148,8 @@ def run_stages(context: StageContext, report: StageReport, wanted: Collection[st
     """Run the wanted stages, one after another.
 
     Args:
-        context: Of all stages.
-        report: Is given what each found.
-        wanted: Names of stages.
+        report: Report that gets the findings of each.
+        wanted: Names of the stages to run.
     """
     for stage in STAGES:
         if stage.name in wanted:
@@ -159,12 +157,11 @@ def run_stages(context: StageContext, report: StageReport, wanted: Collection[st
 
 
 def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
-    """Run a stage and report it; raise nothing.
+    """Run one stage and report it, whatever it raises.
 
     Args:
-        stage: which one.
-        context: of all stages; this one's deadline is its own.
-        report: is given its state, its checks and its values, or its error.
+        context: Context of all stages; the deadline of this one is its own.
+        report: Report that gets the stage's state, checks and values, or its error.
     """
     if context.seconds_left < LEAST:
         report.put(stage.name, {"state": "no time was left for it", "seconds": 0.0})
@@ -173,13 +170,14 @@ def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
     patience = PATIENCE_ON_CPU if context.small else 1
     entry: dict[str, Any]
     try:
-        found = stage.work(
+        result = stage.work(
             replace(context, until=min(context.until, started + patience * stage.seconds))
         )
-        state = "ok" if all(found.checks.values()) else "failed"
-        entry = {"state": state, "checks": found.checks, "found": found.values}
+        state = "ok" if all(result.checks.values()) else "failed"
+        entry = {"state": state, "checks": result.checks, "found": result.values}
     except StageError as error:
         entry = {"state": "failed", "error": str(error)}
+    # A stage that fails must not take the others' results with it.
     except Exception:
         entry = {"state": "failed", "error": traceback.format_exc()}
     report.put(stage.name, entry | {"seconds": time.monotonic() - started})
@@ -192,14 +190,15 @@ def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the stages' environment: this process's, without a launcher's variables."""
+    """Return the environment of the stages: that of this process, without launcher variables."""
     inherited = without_launcher(os.environ)
     paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
     return inherited | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
 def gpu_of_torch() -> tuple[bool, str]:
-    """Return whether torch has a GPU, and its name; another process asks: this one holds none."""
+    """Ask in another process whether torch has a GPU, and for its name."""
+    # A CUDA context in this process would take memory that the stages measure.
     question = (
         "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     )

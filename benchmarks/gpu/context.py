@@ -28,7 +28,7 @@ TO_START = 25.0
 
 
 class StageError(Exception):
-    """A stage's command failed or ran out of time; says which, with the end of its log."""
+    """Failure or timeout of a stage's command, with the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class StageContext:
     """The working directory of a stage, its deadline and its environment.
 
     Attributes:
-        until: of `time.monotonic`.
-        on_gpu: whether the processes will find a GPU.
-        at_once: trainings that one stage starts at the same time.
+        until: Deadline, a value of `time.monotonic`.
+        on_gpu: Whether the processes will find a GPU.
+        at_once: Trainings that one stage starts at the same time.
     """
 
     work: Path
@@ -58,7 +58,7 @@ class StageContext:
 
     @property
     def small(self) -> bool:
-        """Sizes for a CPU."""
+        """Return whether sizes are those for a CPU."""
         return not self.on_gpu
 
     @property
@@ -67,7 +67,7 @@ class StageContext:
 
     @property
     def precision(self) -> list[str]:
-        """bf16 where there are kernels for it."""
+        """Return the override of the dtype: bf16 where there are kernels for it."""
         return [f"precision.dtype={'bf16' if self.on_gpu else 'fp32'}"]
 
     @property
@@ -78,11 +78,10 @@ class StageContext:
         """Run a command to its end.
 
         Args:
-            name: of its log.
-            command: its words.
+            name: Name of the log.
 
         Raises:
-            StageError: it failed, or the stage's time was over first.
+            StageError: the command failed or ran out of the stage's time.
         """
         with self.started(name, command) as process:
             try:
@@ -95,15 +94,15 @@ class StageContext:
             raise StageError(f"{name} ended with {code}:\n{self.tail(name)}")
 
     def measure(self, name: str, module: str, *words: str) -> dict[str, Any]:
-        """Return what a module measured; its own end before time counts as a failure.
+        """Run a module and return what it measured; an early exit is recorded as a failure.
 
         Args:
-            name: of its log and of its file.
-            module: run with the options `--seconds` and `--json`.
-            words: further words of its command line.
+            name: Name of the log and of the JSON file.
+            module: Module that is run with the options `--seconds` and `--json`.
+            words: Further words of its command line.
 
         Raises:
-            StageError: it failed before it measured anything.
+            StageError: the module failed before it measured anything.
         """
         file = self.work / f"{name}.json"
         failure = None
@@ -113,6 +112,7 @@ class StageContext:
             self.run(name, [sys.executable, "-m", module, *words, *options])
         except StageError as error:
             failure = str(error)
+            # What was measured before the failure is still worth reporting.
             if not file.exists():
                 raise
         values: dict[str, Any] = json.loads(file.read_text())
@@ -123,11 +123,10 @@ class StageContext:
 
     @contextmanager
     def started(self, name: str, command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-        """Yield a command that is running; whatever of it is left at the end is killed.
+        """Start a command and yield its process; kill the whole process group at the end.
 
         Args:
-            name: of its log.
-            command: its words.
+            name: Name of the log.
         """
         self.work.mkdir(parents=True, exist_ok=True)
         with self._log(name).open("wb") as log:
@@ -144,11 +143,13 @@ class StageContext:
                 yield process
             finally:
                 with suppress(ProcessLookupError):
+                    # The command starts ranks of its own, which would survive a kill of the parent
+                    # alone.
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
     def tail(self, name: str) -> str:
-        """The end of a command's log."""
+        """Return the end of a command's log."""
         lines = self._log(name).read_text(errors="replace").splitlines()
         return "\n".join(lines[-TAIL:])
 
@@ -167,8 +168,7 @@ class StageReport:
         """Put the report of a stage in, and write the file.
 
         Args:
-            stage: its name.
-            entry: its state, seconds, and what it found.
+            entry: State, seconds and findings of the stage.
         """
         self.values["stages"][stage] = dict(entry)
         self.write()

@@ -25,7 +25,7 @@ norm 100, and two threads of a CPU are then 0.07 nats from one; at this rate 1e-
 
 
 def shards(context: StageContext) -> StageResult:
-    """The demo's corpus, tokenizer and shards, made offline from the Python that runs."""
+    """Make the demo's corpus, tokenizer and shards offline, from the running Python's own text."""
     corpus, tokenizer = context.work / "corpus", context.work / "tokenizer"
     verbs = (
         ["demo-corpus", corpus],
@@ -47,7 +47,7 @@ def shards(context: StageContext) -> StageResult:
 
 
 def parity(context: StageContext) -> StageResult:
-    """The first steps of four variants in fp32, no TF32, on the CPU and on the GPU."""
+    """Compare the first steps of four variants on CPU and GPU, in fp32 without TF32."""
     variants = MAIN_VARIANTS[1:2] if context.small else MAIN_VARIANTS
     steps = 5 if context.small else PARITY_STEPS
     sides = [(variant, device) for variant in variants for device in ("cpu", "auto")]
@@ -65,16 +65,16 @@ def parity(context: StageContext) -> StageResult:
 
     with ThreadPoolExecutor(context.at_once) as pool:
         curves = dict(zip(sides, pool.map(lambda pair: _or_error(side, *pair), sides), strict=True))
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     checks: dict[str, bool] = {}
     for variant in variants:
         cpu, gpu = curves[variant, "cpu"], curves[variant, "auto"]
         if isinstance(cpu, str) or isinstance(gpu, str):
-            found[variant] = {"cpu": cpu, "gpu": gpu}
+            values[variant] = {"cpu": cpu, "gpu": gpu}
             checks[variant] = False
             continue
-        apart = [abs(one - other) for one, other in zip(cpu, gpu, strict=True)]
-        found[variant] = {
+        apart = [abs(cpu_loss - gpu_loss) for cpu_loss, gpu_loss in zip(cpu, gpu, strict=True)]
+        values[variant] = {
             "first": apart[0],
             "largest": max(apart),
             "last": apart[-1],
@@ -82,11 +82,11 @@ def parity(context: StageContext) -> StageResult:
             "gpu": gpu,
         }
         checks[variant] = max(apart) <= SAME_LOSS
-    return StageResult(found, checks)
+    return StageResult(values, checks)
 
 
 def resume(context: StageContext) -> StageResult:
-    """Train undisturbed, and beside it a run that is killed after a checkpoint and continues.
+    """Compare an undisturbed run with one that is killed after a checkpoint and resumed.
 
     Both with run.deterministic, dropout, and layers compiled as a run's are by default.
     """
@@ -120,10 +120,11 @@ def resume(context: StageContext) -> StageResult:
 
 
 def _kill_behind(context: StageContext, name: str, settings: Sequence[str], step: int) -> int:
-    """Start a run, kill it once the checkpoint of `step` is complete; return its last step."""
+    """Start a run, kill it once the checkpoint of `step` is complete, and return its last step."""
     done = context.runs / name / f"checkpoints/step_{step:08d}/COMPLETE"
     with context.started(name, training(context, name, settings)) as process:
         while not done.exists():
+            # A run that ends before the checkpoint would make the loop wait until the deadline.
             if process.poll() is not None:
                 ended = f"{name} ended with {process.poll()} before it was killed"
                 raise StageError(f"{ended}:\n{context.tail(name)}")
@@ -134,16 +135,14 @@ def _kill_behind(context: StageContext, name: str, settings: Sequence[str], step
 
 
 def train(context: StageContext, name: str, settings: Sequence[str], start: str = "") -> None:
-    """Train to the end; what it printed is in a log of that name.
+    """Train to the end, with the output in a log of the run's name.
 
     Args:
-        context: of the stage.
-        name: of the run.
-        settings: overrides of `training`.
-        start: ends the log's name, where a run is started more than once.
+        settings: Overrides of `training`.
+        start: Ends the log's name, where a run is started more than once.
 
     Raises:
-        StageError: it failed, or the stage's time was over first.
+        StageError: the run failed or ran out of the stage's time.
     """
     context.run(f"{name}{start and f'-{start}'}", training(context, name, settings))
 
@@ -152,9 +151,7 @@ def training(context: StageContext, name: str, settings: Sequence[str]) -> list[
     """Return the command of a run on one rank.
 
     Args:
-        context: of the stage.
-        name: of the run.
-        settings: overrides of `demo`; the last of a key counts.
+        settings: Overrides of `demo`; the last of a key counts.
     """
     fixed = [
         f"run.name={name}",
@@ -171,41 +168,32 @@ def training(context: StageContext, name: str, settings: Sequence[str]) -> list[
     if context.small:
         fixed += ["model.num_layers=2", "model.hidden_size=32"]
         fixed += ["data.sequence_length=32", "schedule.warmup_steps=2"]
+    # The later setting of a key wins, so that a stage overrides what is fixed above.
     last_given = dict(word.split("=", 1) for word in [*fixed, *settings])
     words = [f"{key}={value}" for key, value in last_given.items()]
     return [sys.executable, "-m", "pretrain", "train", "demo", *words]
 
 
 def _manifest(context: StageContext) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((context.shards / "manifest.json").read_text())
-    return found
+    manifest: dict[str, Any] = json.loads((context.shards / "manifest.json").read_text())
+    return manifest
 
 
 def records(context: StageContext, name: str) -> list[dict[str, Any]]:
-    """Return what the run recorded, whole lines only, each step as it was recorded last.
-
-    Args:
-        context: of the stage.
-        name: of the run.
-    """
+    """Return the records of a run by ascending step: whole lines only, the last of each step."""
+    # The part after the last newline may be half a record of a killed run.
     lines = (context.runs / name / "metrics.jsonl").read_text().split("\n")[:-1]
-    found = {entry["step"]: entry for entry in map(json.loads, filter(None, lines))}
-    return [found[step] for step in sorted(found)]
+    by_step = {entry["step"]: entry for entry in map(json.loads, filter(None, lines))}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def column(context: StageContext, name: str, tag: str) -> list[float]:
-    """Return one quantity, step by step.
-
-    Args:
-        context: of the stage.
-        name: of the run.
-        tag: of the quantity.
-    """
+    """Return one quantity, step by step."""
     return [record[tag] for record in records(context, name) if tag in record]
 
 
 def _or_error(work: Any, *arguments: Any) -> Any:
-    """Return what the work gives, or the sentence of its failure: other variants still count."""
+    """Return the result of the work, or its error as text, so that other variants still count."""
     try:
         return work(*arguments)
     except Exception as error:

@@ -89,11 +89,11 @@ DESIGNS = {
 
 
 def main() -> int:
-    """Count the designs that are named, or all; return 1 if a bound is passed."""
+    """Count the named designs, or all of them; return 1 if a bound is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_dry")
     parser.add_argument("names", nargs="*", choices=[*DESIGNS, []], metavar="DESIGN")
-    what = "print what each count consists of"
-    parser.add_argument("--places", action="store_true", help=what)
+    places_help = "print what each count consists of"
+    parser.add_argument("--places", action="store_true", help=places_help)
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.in_this_process:
@@ -127,7 +127,7 @@ def counted_apart(name: str) -> tuple[list[int], list[str]]:
 
 
 def tell(design: Design) -> NoReturn:
-    """Print what a step of the design costs, for `counted_apart`, and end the process."""
+    """Print the costs of a step for `counted_apart`, and end the process."""
     load_guard()
     from benchmarks.gpu_dry.pretended import PretendedGpu
 
@@ -138,8 +138,8 @@ def tell(design: Design) -> NoReturn:
         _run_steps(gpu, context, design)
         counts = [round(gpu.costs.total(kind)) for kind in KINDS]
         places = [
-            f"  {kind}: {times:.0f} {what}"
-            for (kind, what), times in sorted(gpu.costs.found.items())
+            f"  {kind}: {times:.0f} {cause}"
+            for (kind, cause), times in sorted(gpu.costs.found.items())
         ]
     print(f"\n{MARK}{json.dumps([counts, places])}", flush=True)
     os._exit(0)  # no library may tidy up what was never there
@@ -161,8 +161,9 @@ def _fuse_rms_norm() -> None:
 
 
 def load_guard() -> None:
-    """Load the device guard, compiled once; torch looks for devices once, when it is imported."""
+    """Compile the device guard, once, and load it before torch is imported."""
     spec = importlib.util.find_spec("torch")
+    # torch looks for devices once, when it is imported, so the guard has to be there before.
     assert spec is not None and spec.origin is not None and "torch" not in sys.modules
     folder = Path(spec.origin).parent
     source = Path(__file__).with_name("cuda_guard.cpp")
@@ -171,7 +172,8 @@ def load_guard() -> None:
     includes = [f"-I{folder / 'include'}", f"-I{folder / 'include/torch/csrc/api/include'}"]
     if not library.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
-        own = library.with_suffix(f".{os.getpid()}")
+        # Renamed when complete: another process must never load half a library.
+        unfinished = library.with_suffix(f".{os.getpid()}")
         command = [
             os.environ.get("CXX", "g++"),
             "-shared",
@@ -181,14 +183,14 @@ def load_guard() -> None:
             str(source),
             *includes,
         ]
-        subprocess.run([*command, "-o", str(own)], check=True)
-        own.rename(library)
+        subprocess.run([*command, "-o", str(unfinished)], check=True)
+        unfinished.rename(library)
     for path in (folder / "lib/libc10.so", folder / "lib/libtorch_cpu.so", library):
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
 def pretend_ranks(design: Design) -> Any:
-    """Return the context of rank 0 beside pretended ranks; DeepSpeed gets the pretended device."""
+    """Return the context of rank 0 among pretended ranks; DeepSpeed gets the pretended device."""
     os.environ["DS_ACCELERATOR"] = "cpu"  # while it is imported
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     import deepspeed.accelerator.real_accelerator as accelerators
@@ -201,6 +203,7 @@ def pretend_ranks(design: Design) -> Any:
     from pretrain.ranks.groups import initialize_distributed
 
     prepare_imports()
+    # DeepSpeed would look for a real device; it gets the pretended one after its import.
     accelerators.ds_accelerator = CUDA_Accelerator()
     dist.init_process_group("fake", rank=0, world_size=design.world_size, store=FakeStore())
     launch = LaunchEnvironment(0, 0, design.world_size)
@@ -208,7 +211,7 @@ def pretend_ranks(design: Design) -> Any:
 
 
 def _run_steps(gpu: Any, context: Any, design: Design) -> None:
-    """Run two steps; what the second took is then in `gpu.costs`."""
+    """Run two steps and leave the costs of the second in `gpu.costs`."""
     import torch
 
     from pretrain.config.load import load_config
@@ -234,13 +237,14 @@ def _run_steps(gpu: Any, context: Any, design: Design) -> None:
         ),
     )
     signals: Any = SimpleNamespace(stop=False, continue_later=False)
+    # The first step also allocates the optimizer's state, which no later step does.
     for _ in range(2):
         gpu.costs.found.clear()
         loop.train_step(run, Position(), signals)
 
 
 def put_in_place(gpu: Any) -> None:
-    """Build models with contents, which initialization needs, and move them; ask no other rank.
+    """Replace what needs a real GPU or other ranks: building, attention kernels, comparisons.
 
     ZeRO-3 compares its order of layers with rank 0's while it learns it: a wait, and rank 0's is
     this one.
@@ -286,7 +290,7 @@ def put_in_place(gpu: Any) -> None:
             scale=scale,
         )[0]
 
-    def compared_orders(own: Any) -> None:
+    def compared_orders(ints: Any) -> None:
         gpu.costs.add("host wait", "rank 0's order", times=2)
 
     def rng_state(**asked: Any) -> Any:

@@ -27,7 +27,7 @@ READS = ("_local_scalar_dense", "nonzero", "equal")
 
 
 def answering(answer: Any) -> Any:
-    """Return a stand-in for a function: it gives one answer, whatever it is asked."""
+    """Return a function that takes any arguments and returns `answer`."""
 
     def answered(*args: Any, **settings: Any) -> Any:
         return answer
@@ -44,18 +44,18 @@ class Costs(TorchDispatchMode):
         self.pinned: dict[int, Any] = {}
 
     def add(self, kind: str, what: str, times: float = 1) -> None:
-        """Count something at the innermost place outside torch that asked for it.
+        """Add to the count of the innermost line outside torch that caused it.
 
         Args:
-            kind: column of the table.
-            what: in words.
-            times: how often, or how much.
+            kind: Column of the table.
+            what: Noun for what is counted.
+            times: Number of times, or an amount.
         """
-        self.found[kind, f"{what} at {_place()}"] += times  # type: ignore[assignment]
+        self.found[kind, f"{what} at {_innermost_line()}"] += times  # type: ignore[assignment]
 
     def total(self, kind: str) -> float:
-        """Return the count of one kind over all places."""
-        return sum(count for (own, _), count in self.found.items() if own == kind)
+        """Return the total of one kind over all lines of code."""
+        return sum(count for (counted_kind, _), count in self.found.items() if counted_kind == kind)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -68,6 +68,7 @@ class Costs(TorchDispatchMode):
             return not inputs[0].is_cuda if inputs[0].dtype == torch.bool else 1.0
         result = func(*args, **kwargs)
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        # Operations of `prim` read properties of tensors and launch no kernel.
         if func.namespace != "prim" and any(tensor.is_cuda for tensor in inputs + results):
             # The third argument of `copy_` is non_blocking; that of others may be a tensor.
             waits = name in COPIES and not (kwargs.get("non_blocking") or True in args[2:])
@@ -94,10 +95,10 @@ class Costs(TorchDispatchMode):
 
 
 class PretendedGpu(contextlib.ExitStack):
-    """A context in which CUDA is there, in pretence; it stays for the rest of the process.
+    """Context in which CUDA is pretended; parts of it last for the rest of the process.
 
     Attributes:
-        costs: what has been asked of it since the last `costs.found.clear()`.
+        costs: Everything asked of the GPU since the last `costs.found.clear()`.
     """
 
     def __init__(self) -> None:
@@ -116,17 +117,20 @@ class PretendedGpu(contextlib.ExitStack):
         return self
 
     def move(self, model: torch.nn.Module) -> None:
-        """Replace all tensors of a model on the CPU by pretended ones, a tied weight by one."""
+        """Replace all tensors of a model on the CPU by pretended ones; tied weights stay tied."""
         moved: dict[int, torch.Tensor] = {}
 
         def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in moved:
                 with self.fake:
-                    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+                    pretended = torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
                     if isinstance(tensor, torch.nn.Parameter):
-                        made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-                made.__dict__.update(vars(tensor))
-                moved[id(tensor)] = made
+                        pretended = torch.nn.Parameter(
+                            pretended, requires_grad=tensor.requires_grad
+                        )
+                # Megatron keeps flags such as `tensor_model_parallel` as attributes of parameters.
+                pretended.__dict__.update(vars(tensor))
+                moved[id(tensor)] = pretended
             return moved[id(tensor)]
 
         for module in model.modules():
@@ -134,15 +138,20 @@ class PretendedGpu(contextlib.ExitStack):
                 for name, tensor in store.items():
                     moved_to = None if tensor is None else on_gpu(tensor)
                     store[name] = moved_to  # type: ignore[assignment]
-            own = vars(module)
-            for store in (own, *(each for name, each in own.items() if name == "head_orders")):
+            attributes = vars(module)
+            for store in (
+                attributes,
+                *(value for name, value in attributes.items() if name == "head_orders"),
+            ):
                 store |= {
-                    k: on_gpu(each) for k, each in store.items() if isinstance(each, torch.Tensor)
+                    k: on_gpu(value)
+                    for k, value in store.items()
+                    if isinstance(value, torch.Tensor)
                 }
 
 
 def _stand_in(costs: Costs) -> None:
-    """Put stand-ins into torch.cuda, of which those that wait are counted."""
+    """Replace functions of torch.cuda by stand-ins, and count those that wait."""
 
     class Event:
         def __init__(self, *args: Any, **settings: Any) -> None: ...
@@ -223,8 +232,8 @@ def _stand_in(costs: Costs) -> None:
     tensor.record_stream = answering(None)
 
 
-def _place() -> str:
-    """Name the innermost line outside torch and this file, as `file:line`."""
+def _innermost_line() -> str:
+    """Return the innermost line outside torch and this file, as `file:line`."""
     for frame in reversed(traceback.extract_stack(limit=40)):
         if "/torch/" not in frame.filename and frame.filename != __file__:
             file = frame.filename.split("site-packages/")[-1].removeprefix(f"{Path.cwd()}/")

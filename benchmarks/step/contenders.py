@@ -39,7 +39,7 @@ AGAIN = " again"
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a model, and of the batch that a rank is given in a step; its recipe's name."""
+    """Shape of a model and of a rank's batch, and the name of the recipe."""
 
     layers: int
     hidden: int
@@ -53,7 +53,7 @@ class Shape:
         """Read LAYERSxHIDDENxBATCHxLENGTH, as 4x512x4x256; xVOCABULARY may follow.
 
         Raises:
-            ValueError: it is not of that form, or the hidden size is not made of heads of 64.
+            ValueError: the text has another form, or the hidden size is no multiple of 64.
         """
         sizes = [int(part) for part in text.split("x")]
         if len(sizes) not in (4, 5) or min(sizes) < 1 or sizes[1] % HEAD_DIM:
@@ -67,7 +67,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layout:
-    """The parallel layout of our engines."""
+    """Parallel layout of our engines."""
 
     tensor_parallel: int
     data_parallel: int
@@ -79,10 +79,8 @@ def benchmark_config(shape: Shape, variant: str, layout: Layout, settings: str =
     It is in fp32 without a GPU and in bf16 with one.
 
     Args:
-        shape: of the model and of a rank's batch, with the recipe.
-        variant: of the attention.
-        layout: of the ranks.
-        settings: more overrides, separated by spaces.
+        shape: Shape of the model and of a rank's batch, with the recipe.
+        settings: More overrides, separated by spaces.
     """
     draft = Draft(
         "the benchmark's own run",
@@ -117,7 +115,7 @@ def benchmark_config(shape: Shape, variant: str, layout: Layout, settings: str =
 
 
 class Ours:
-    """A training step of the program's own engine, in three parts."""
+    """Training step of the program's own engine, in three parts."""
 
     def __init__(self, config: Config, context: ParallelContext) -> None:
         self.config = config
@@ -195,7 +193,7 @@ def contender_name(kind: str, settings: str) -> str:
     """Return the name of a contender with these settings.
 
     Args:
-        kind: one of `PEERS` or a variant.
+        kind: One of `PEERS` or a variant.
         settings: overrides, separated by spaces; in the name, their keys go without their sections.
     """
     short = ", ".join(word.partition(".")[2] for word in settings.split())
@@ -208,11 +206,9 @@ def build_contender(
     """Build a contender in plain PyTorch, or our engine of that variant with these settings.
 
     Args:
-        kind: one of `PEERS` or a variant; " again" may follow.
-        settings: overrides of our engine, separated by spaces; not for a peer.
-        shape: of the model and of a rank's batch.
-        layout: of the ranks.
-        context: this rank.
+        kind: One of `PEERS` or a variant; " again" may follow.
+        settings: Overrides of our engine, separated by spaces; not for a peer.
+        shape: Shape of the model and of a rank's batch.
     """
     variant = kind.removesuffix(AGAIN)
     if variant not in PEERS:
@@ -231,14 +227,14 @@ def take_turns(
     now: Callable[[], float],
     wait: Callable[[], None],
 ) -> dict[str, list[float]]:
-    """Let the contenders take steps in turns, on the same tokens in each round; who begins rotates.
+    """Let contenders take steps in turns, in an order that rotates from round to round.
 
     Args:
-        contenders: by name.
-        batch: makes the tokens of a round, `[batch, length + 1]`.
-        rounds: how many count, after WARM_UP_ROUNDS that do not.
-        now: the clock, in seconds.
-        wait: brings ranks and GPUs to the same point.
+        contenders: Contenders by name.
+        batch: Function that makes the tokens of a round, `[batch, length + 1]`.
+        rounds: Number of rounds that count, after WARM_UP_ROUNDS that do not.
+        now: The clock, in seconds.
+        wait: Function that brings ranks and GPUs to the same point.
 
     Returns:
         The seconds of every contender's step, round by round.
@@ -258,12 +254,13 @@ def take_turns(
 
 
 def batches(shape: Shape, context: ParallelContext) -> Callable[[], torch.Tensor]:
-    """Return a function that makes new random tokens on this rank's device.
+    """Return a function that draws random tokens on this rank's device.
 
     Args:
-        shape: the tokens are `[batch, length + 1]`, below its vocabulary.
-        context: this rank; those of one tensor-parallel group are given the same tokens.
+        shape: Shape of the tokens, `[batch, length + 1]`, below its vocabulary.
+        context: Context of this rank; ranks of one tensor-parallel group get the same tokens.
     """
+    # Ranks of one tensor-parallel group need equal tokens, other replicas different ones.
     generator = torch.Generator().manual_seed(context.data_parallel_rank)
     size = (shape.batch, shape.length + 1)
 
@@ -274,7 +271,7 @@ def batches(shape: Shape, context: ParallelContext) -> Callable[[], torch.Tensor
 
 
 def waiting(context: ParallelContext) -> Callable[[], None]:
-    """Return a function that brings all ranks, and their GPUs, to the same point."""
+    """Return a function that synchronizes all ranks and their GPUs."""
 
     def wait() -> None:
         if torch.cuda.is_available():

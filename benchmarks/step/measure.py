@@ -146,12 +146,7 @@ def parse_arguments() -> argparse.Namespace:
 def build_in_time(
     arguments: argparse.Namespace, layout: Layout, context: ParallelContext
 ) -> tuple[dict[str, Contender], dict[str, int], list[str]]:
-    """Build the contenders that there is time for; each takes one step, which allocates it all.
-
-    Args:
-        arguments: of the command line.
-        layout: of the ranks.
-        context: this rank.
+    """Build as many contenders as time allows; each takes one step, which allocates its memory.
 
     Returns:
         The contenders, the peak bytes of a GPU of each one's step beyond what was held before, and
@@ -164,35 +159,36 @@ def build_in_time(
     for kind in arguments.contenders:
         for settings in arguments.settings if kind not in PEERS else [""]:
             name = contender_name(kind, settings)
+            # Ranks must leave out the same contenders, or the others would wait for ever.
             spent = agree([time.monotonic() - started], context.device)[0] / context.world_size
             if spent > TO_BUILD * arguments.seconds:
                 left_out.append(name)
                 continue
-            before = start_of_peak()
+            held_bytes = start_of_peak()
             contenders[name] = build_contender(
                 kind, settings, arguments.shape, layout=layout, context=context
             )
             take_first_step(name, contenders[name], batches(arguments.shape, context)())
             if torch.cuda.is_available():
-                peak_bytes[name] = torch.cuda.max_memory_allocated() - before
+                peak_bytes[name] = torch.cuda.max_memory_allocated() - held_bytes
             if context.is_first:
                 print(f"{time.monotonic() - started:.0f} s: {name} is built", flush=True)
     return contenders, peak_bytes, left_out
 
 
 def write_report(report: dict[str, Any], file: Path | None) -> None:
-    """Write what was measured so far, if there is a file for it.
+    """Write the report so far, if there is a file for it.
 
     Args:
-        report: of `measure`.
-        file: as --json names it; None on other ranks.
+        report: Report of `measure`.
+        file: Path of --json; None on ranks other than the first.
     """
     if file is not None:
         file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def start_of_peak() -> int:
-    """Begin to measure the peak memory of the GPU; return the bytes that are held already."""
+    """Reset the GPU's peak memory statistics and return the bytes in use."""
     if not torch.cuda.is_available():
         return 0
     torch.cuda.reset_peak_memory_stats()
@@ -200,11 +196,9 @@ def start_of_peak() -> int:
 
 
 def take_first_step(name: str, contender: Contender, tokens: torch.Tensor) -> None:
-    """Take one step, which allocates all that a step needs.
+    """Take one step, which allocates all memory that later steps need.
 
     Args:
-        name: of the contender.
-        contender: what takes the step.
         tokens: `[batch, length + 1]`.
 
     Raises:
@@ -221,10 +215,8 @@ def mfu(shape: Shape, layout: Layout, context: ParallelContext, seconds: float) 
     """Model FLOPs utilisation of a step, causal attention counted by half.
 
     Args:
-        shape: of the model and of a rank's batch.
-        layout: of the ranks.
-        context: this rank.
-        seconds: of a step.
+        shape: Shape of the model and of a rank's batch.
+        seconds: Seconds of a step.
 
     Returns:
         None without a GPU whose peak is known.
@@ -250,12 +242,10 @@ def measure(
     """Let the contenders take turns.
 
     Args:
-        contenders: by name.
-        batch: makes the tokens of a round, `[batch, length + 1]`.
-        context: this rank.
-        layout: of the ranks.
-        shape: of the model and of a rank's batch.
-        steps: rounds that count.
+        contenders: Contenders by name.
+        batch: Function that makes the tokens of a round, `[batch, length + 1]`.
+        shape: Shape of the model and of a rank's batch.
+        steps: Rounds that count.
         clock: `cpu` for this process's CPU time, else the time by the clock.
 
     Returns:
@@ -265,7 +255,7 @@ def measure(
     times = take_turns(contenders, batch, steps, CLOCKS[clock], wait=waiting(context))
     theory = benchmark_config(shape, ORDINARY, layout).shape
     full = model_flops_per_token(theory)
-    own = {name.partition(" ")[0] for name in contenders} & VARIANTS.keys()
+    variants = {name.partition(" ")[0] for name in contenders} & VARIANTS.keys()
     report: dict[str, Any] = {
         "shape": str(shape),
         "recipe": shape.recipe,
@@ -280,7 +270,7 @@ def measure(
         "rounds": steps,
         "flops_saved": {
             name: 1 - executed_flops_per_token(theory, VARIANTS[name]) / full
-            for name in sorted(own - {ORDINARY})
+            for name in sorted(variants - {ORDINARY})
         },
         "seconds": {name: statistics.median(values) for name, values in times.items()},
         "mfu": {
@@ -294,9 +284,9 @@ def measure(
     first = next((name for name in times if name != "plain"), "plain")
     for base in ("plain", first):
         if base in times and len(times) > 1:
-            others = {name: values for name, values in times.items() if name != base}
+            compared = {name: values for name, values in times.items() if name != base}
             report["ratio"][base] = {
-                name: ratio(values, times[base]) for name, values in others.items()
+                name: ratio(values, times[base]) for name, values in compared.items()
             }
     return report
 
@@ -310,15 +300,12 @@ def look_into(
     clock: str,
     report: dict[str, Any],
 ) -> None:
-    """Put the seconds of a contender's step by part and by kernel into the report.
+    """Add the seconds of a contender's step, by part and by kernel, to the report.
 
     Args:
-        name: of the contender.
-        contender: what takes the steps.
-        batch: makes the tokens of a step.
-        context: this rank.
-        clock: as for `measure`.
-        report: is given both.
+        batch: Function that makes the tokens of a step.
+        clock: `cpu` or `wall`, as for `measure`.
+        report: Report that gets both.
     """
     report["parts"][name] = seconds_by_part(
         contender, batch, PART_ROUNDS, CLOCKS[clock], wait=waiting(context)
@@ -338,10 +325,10 @@ def print_report(report: dict[str, Any]) -> None:
         print(f"theory: {name} executes {saved:.1%} fewer FLOPs than {ORDINARY}")
     for base, ratios in report["ratio"].items():
         print(f"\n{f'step time / {base}':{wide}}{'median':>9}{'quartiles':>18}{'ms a step':>12}")
-        for name, found in ratios.items():
-            quartiles = f"{found['low']:.3f} – {found['high']:.3f}"
+        for name, spread in ratios.items():
+            quartiles = f"{spread['low']:.3f} – {spread['high']:.3f}"
             milliseconds = 1e3 * report["seconds"][name]
-            print(f"{name:{wide}}{found['median']:9.3f}{quartiles:>18}{milliseconds:12.1f}")
+            print(f"{name:{wide}}{spread['median']:9.3f}{quartiles:>18}{milliseconds:12.1f}")
     print(f"\n{'ms by part':{wide}}" + "".join(f"{part:>12}" for part in PARTS))
     for name, parts in report["parts"].items():
         print(f"{name:{wide}}" + "".join(f"{1e3 * parts[part]:12.1f}" for part in PARTS))

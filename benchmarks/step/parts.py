@@ -24,40 +24,39 @@ def seconds_by_part(
     """Time each part of a contender's step.
 
     Args:
-        contender: what takes the steps.
-        batch: makes tokens, `[batch, length + 1]`.
-        rounds: steps that are timed.
-        now: the clock, in seconds.
-        wait: brings ranks and GPUs to the same point before each step.
+        batch: Function that makes tokens, `[batch, length + 1]`.
+        rounds: Number of steps that are timed.
+        now: The clock, in seconds.
+        wait: Function that brings ranks and GPUs to the same point before each step.
 
     Returns:
         The median seconds of each of PARTS.
     """
 
-    def here() -> float:
+    def device_time() -> float:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return now()
 
     last = [0.0]  # when autograd had the last gradient of a backward pass; then comes reduction
     hooks = [
-        parameter.register_post_accumulate_grad_hook(lambda _: last.__setitem__(0, here()))
+        parameter.register_post_accumulate_grad_hook(lambda _: last.__setitem__(0, device_time()))
         for parameter in contender.model.parameters()
         if parameter.requires_grad
     ]
     seconds: dict[str, list[float]] = {part: [] for part in PARTS}
     for _ in range(rounds):
         wait()
-        marks = [here()]
+        marks = [device_time()]
         tokens = batch()
-        marks.append(here())
+        marks.append(device_time())
         loss = contender.forward(tokens)
-        marks.append(here())
+        marks.append(device_time())
         contender.backward(loss)
         # Gradients that are reduced while others are still being made count as backward.
-        marks += [last[0], here()]
+        marks += [last[0], device_time()]
         contender.update()
-        marks.append(here())
+        marks.append(device_time())
         for part, begin, end in zip(PARTS, marks, marks[1:], strict=False):
             seconds[part].append(end - begin)
     for hook in hooks:
@@ -74,9 +73,8 @@ def seconds_by_kernel(
     profiler makes it larger than it is.
 
     Args:
-        contender: what takes the steps.
-        batch: makes tokens, `[batch, length + 1]`.
-        rounds: steps that are profiled.
+        batch: Function that makes tokens, `[batch, length + 1]`.
+        rounds: Number of steps that are profiled.
 
     Returns:
         Seconds of a step in each class.
@@ -85,10 +83,10 @@ def seconds_by_kernel(
         ProfilerActivity.CPU,
         *([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
     ]
-    with profile(activities=activities) as found:
+    with profile(activities=activities) as profiler:
         for _ in range(rounds):
             contender.backward(contender.forward(batch()))
             contender.update()
     return {
-        group: spent / rounds for group, spent in seconds_by_class(found.key_averages()).items()
+        group: spent / rounds for group, spent in seconds_by_class(profiler.key_averages()).items()
     }

@@ -22,19 +22,19 @@ NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
 
 
 class Matrices(nn.Module):
-    """Matrices of one input: one product for all, or each its own weight, as Muon needs them.
+    """Linear maps of one input: one fused weight, or a weight each, as Muon needs them.
 
     Args:
-        width: of the input.
-        sizes: of the outputs.
-        apart: each matrix is a weight of its own.
+        width: Width of the input.
+        sizes: Sizes of the outputs.
+        apart: Whether each matrix is a weight of its own.
     """
 
     def __init__(self, width: int, sizes: Sequence[int], apart: bool) -> None:
         super().__init__()
         self.sizes = list(sizes)
         rows = self.sizes if apart else [sum(sizes)]
-        self.weights = nn.ParameterList(torch.empty(one, width) for one in rows)
+        self.weights = nn.ParameterList(torch.empty(row_count, width) for row_count in rows)
 
     def forward(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return the outputs `[…, size]`, one of each matrix, of an input `[…, width]`."""
@@ -71,8 +71,8 @@ class Block(nn.Module):
 
         Args:
             x: `[batch, seq, hidden]`.
-            cosine: of the rotary angles, `[seq, head_dim / 2]`.
-            sine: of the same angles.
+            cosine: Cosine of the rotary angles, `[seq, head_dim / 2]`.
+            sine: Sine of the same angles.
 
         Returns:
             `[batch, seq, hidden]`.
@@ -88,12 +88,12 @@ class Block(nn.Module):
 
 
 def rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Turn heads by their rotary positions.
+    """Apply rotary positions to heads.
 
     Args:
         heads: `[…, seq, head_dim]`.
-        cosine: of the angles, `[seq, head_dim / 2]`.
-        sine: of the same angles.
+        cosine: Cosine of the angles, `[seq, head_dim / 2]`.
+        sine: Sine of the same angles.
 
     Returns:
         Of the shape of `heads`.
@@ -103,7 +103,7 @@ def rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> to
 
 
 class PlainGPT(nn.Module):
-    """The vanilla model of a config: rotary positions, no dropout, no groups."""
+    """Vanilla model of a config: rotary positions, no dropout, no query groups."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -121,13 +121,14 @@ class PlainGPT(nn.Module):
         self.output = nn.Linear(hidden, model.vocab_size, bias=False)
         if model.tied_embeddings:
             self.output.weight = self.embedding.weight
+        # Angles of Su et al. (2021): position / base^(2 i / head_dim).
         exponents = torch.arange(0, config.head_dim, 2) / config.head_dim
         angles = torch.outer(torch.arange(length).float(), 1 / model.rotary_base**exponents)
         self.register_buffer("cosine", angles.cos())
         self.register_buffer("sine", angles.sin())
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of every next-token prediction in `[batch, seq + 1]`, nats."""
+        """Return the mean cross-entropy in nats of the predictions in ids `[batch, seq + 1]`."""
         x = self.embedding(tokens[:, :-1])
         for block in self.blocks:
             x = block(x, self.cosine, self.sine)
@@ -137,10 +138,6 @@ class PlainGPT(nn.Module):
 
 def plain_optimizers(model: nn.Module, config: Config) -> list[torch.optim.Optimizer]:
     """Return PyTorch's own optimizers for a config, at its constant learning rate.
-
-    Args:
-        model: whose parameters they update.
-        config: of the optimizer.
 
     Returns:
         Fused AdamW for every weight; or Muon for the matrices of the layers, whole ones also of
@@ -152,15 +149,17 @@ def plain_optimizers(model: nn.Module, config: Config) -> list[torch.optim.Optim
     matrices: list[torch.Tensor] = []
     of_kind = settings.of_kind
     if isinstance(of_kind, Muon):
-        named = {name: one for name, one in model.named_parameters() if "blocks." in name}
-        matrices = [one for one in named.values() if one.ndim == 2]
-        own = {id(one) for one in matrices}
+        layer_weights = {
+            name: weight for name, weight in model.named_parameters() if "blocks." in name
+        }
+        matrices = [weight for weight in layer_weights.values() if weight.ndim == 2]
+        muon_ids = {id(weight) for weight in matrices}
         for group in groups:
-            group["params"] = [one for one in group["params"] if id(one) not in own]
+            group["params"] = [weight for weight in group["params"] if id(weight) not in muon_ids]
     adamw: dict[str, Any] = {"lr": rate, "betas": settings.betas, "eps": settings.eps}
-    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, **adamw, fused=True)]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, **adamw, fused=True)]
     if isinstance(of_kind, Muon):
-        made.append(
+        optimizers.append(
             torch.optim.Muon(
                 matrices,
                 lr=rate,
@@ -171,7 +170,7 @@ def plain_optimizers(model: nn.Module, config: Config) -> list[torch.optim.Optim
                 adjust_lr_fn=SCALES[of_kind.update_scale],
             )
         )
-    return made
+    return optimizers
 
 
 SCALES = {"match_adamw": "match_rms_adamw", "spectral": "original"}

@@ -84,9 +84,8 @@ def _megatron_reader() -> Any:
     if without_triton := find_spec("triton") is None and stub.__name__ not in sys.modules:
         sys.modules[stub.__name__] = stub
     logging.getLogger("torch.utils.cpp_extension").addFilter(_is_no_missing_runtime)
-    warnings.filterwarnings(
-        "ignore", message="Could not determine rank"
-    )  # shards are read without ranks
+    # Shards are read without ranks.
+    warnings.filterwarnings("ignore", message="Could not determine rank")
     with warnings.catch_warnings():
         # On a machine without Apex and Transformer Engine, importing megatron.core says so four
         # times; its own DeprecationWarning would be an error under PYTHONWARNINGS=error.

@@ -18,7 +18,7 @@ from pathlib import Path
 from docs.figures.svg import Scale, drawing, line, scale, text
 from laboratory.results import equal_cost
 from laboratory.results.equal_cost import DENSE, MULTI_QUERY
-from laboratory.results.figures import table
+from laboratory.results.tables import table
 from pretrain.api import paired_gaps
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -29,10 +29,10 @@ class Finding:
     """A contrast of two designs, paired by seed.
 
     Attributes:
-        text: what its row says of length and text.
-        page: folder of docs/results with runs.csv, or with a trial's trial.json.
-        design: name of the design's runs without their seeds; `baseline` that of the other's.
-        seeds: the first so many seeds, in case not all were planned.
+        text: Words of its row on length and text.
+        page: Folder of docs/results with runs.csv, or with a trial's trial.json.
+        design, baseline: Names of the runs of both designs, without their seeds.
+        seeds: Number of seeds that are taken, the lowest first; None: all.
     """
 
     text: str
@@ -100,7 +100,7 @@ LONGER = {8000: "8 M", 16000: "16 M"}
 def over_length(
     design: str, baseline: str, page: str = "modern", lengths: dict[int, str] = LENGTHS
 ) -> list[Finding]:
-    """A contrast of the modern study after each number of steps."""
+    """Return a contrast of the modern study after each number of steps."""
     return [
         Finding(length, page, f"{design}-t{steps}", f"{baseline}-t{steps}")
         for steps, length in lengths.items()
@@ -183,26 +183,26 @@ LONGER_TITLE = (
 
 
 def findings() -> str:
-    """The GPT-2-like recipe."""
+    """Draw the GPT-2-like recipe."""
     rows = of_findings(FINDINGS)
     return contrasts(FOUND, rows, ends=(-15, 19), sides="frozen", ratio="frozen to trained")
 
 
 def modern() -> str:
-    """The modern recipe."""
+    """Draw the modern recipe."""
     rows = of_findings(MODERN)
     ratio = "the first to the second"
     return contrasts(MODERN_TITLE, rows, ends=(-10, 35), sides="the first", ratio=ratio)
 
 
 def when() -> str:
-    """The modern recipe after 2 M tokens, frozen earlier or later."""
+    """Draw the modern recipe after 2 M tokens, frozen earlier or later."""
     rows = of_findings(WHEN)
     return contrasts(WHEN_TITLE, rows, ends=(-2, 12), sides="frozen", ratio="frozen to trained on")
 
 
 def equal_costs() -> str:
-    """The modern recipe after 4 M tokens, where what is saved buys tokens."""
+    """Draw the modern recipe after 4 M tokens, where saved compute buys tokens."""
     losses = equal_cost.read_losses([equal_cost.RUNS])
     tokens = max(losses[DENSE])
 
@@ -216,7 +216,7 @@ def equal_costs() -> str:
 
 
 def longer() -> str:
-    """The same of rows that are frozen from the start, by length."""
+    """Draw rows that are frozen from the start, by length."""
     files = [equal_cost.RUNS, RESULTS / LONG / "runs.csv"]
     losses = equal_cost.read_losses(files)
     rows: Rows = {}
@@ -236,24 +236,22 @@ def longer() -> str:
 
 def of_findings(groups: Groups) -> Rows:
     return {
-        heading: [(finding.text, gap(finding)) for finding in own]
-        for heading, own in groups.items()
+        heading: [(finding.text, gap(finding)) for finding in findings_of_group]
+        for heading, findings_of_group in groups.items()
     }
 
 
 def contrasts(
     title: str, groups: Rows, *, ends: tuple[float, float], sides: str, ratio: str
 ) -> str:
-    """Each contrast a row with its interval, hollow where the interval holds 0.
+    """Draw each contrast as a row with its interval, hollow where the interval holds 0.
 
     Args:
-        title: of the drawing.
-        groups: what it shows.
-        ends: of the axis, per cent of perplexity.
-        sides: what is better left of 0 and worse right of it.
-        ratio: what is compared to what.
+        ends: Ends of the axis, per cent of perplexity.
+        sides: Side that is better left of 0 and worse right of it.
+        ratio: Words for the two perplexities that are compared.
     """
-    rows = sum(len(own) + 1.4 for own in groups.values())
+    rows = sum(len(rows_of_group) + 1.4 for rows_of_group in groups.values())
     bottom = 34 + 25 * rows
     x = scale(*ends, 270, 690)
     apart = 10 if ends[1] - ends[0] > 40 else 5
@@ -261,17 +259,23 @@ def contrasts(
     parts = [text(270, 20, f"{sides} is better", "small")]
     parts.append(text(690, 20, f"{sides} is worse", "small end"))
     height = 30.0
-    for heading, own in groups.items():
+    for heading, rows_of_group in groups.items():
         height += 29
         parts.append(text(20, height, heading, "title"))
         for percent in marks:
             kind = "grid" if percent else "axis dashed"
             parts.append(
-                line(x(percent), height + 8, x(percent), height + 25 * len(own) + 6, kind=kind)
+                line(
+                    x(percent),
+                    height + 8,
+                    x(percent),
+                    height + 25 * len(rows_of_group) + 6,
+                    kind=kind,
+                )
             )
-        for words, found in own:
+        for words, measured_gap in rows_of_group:
             height += 25
-            parts.append(contrast(words, found, height, x))
+            parts.append(contrast(words, measured_gap, height, x))
         height += 6
     for percent in marks:
         words = f"{percent:+d} %".replace("-", "−") if percent else "0"
@@ -280,37 +284,39 @@ def contrasts(
     return drawing(title, 860, int(bottom) + 56, parts)
 
 
-def contrast(words: str, found: Gap, height: float, x: Scale) -> str:
-    """A row: what was compared, the interval, the number."""
-    mean, low, high = (100 * (exp(value) - 1) for value in (found.mean, found.low, found.high))
+def contrast(words: str, measured_gap: Gap, height: float, x: Scale) -> str:
+    """Draw a row: the words, the interval, the number."""
+    mean, low, high = (
+        100 * (exp(value) - 1) for value in (measured_gap.mean, measured_gap.low, measured_gap.high)
+    )
     held = low <= 0 <= high
     mark = f'<circle class="{"open" if held else ""}" cx="{x(mean):.1f}" cy="{height - 5}" r="5"/>'
     bar = line(x(low), height - 5, x(high), height - 5)
-    value = f"{mean:+.1f} %, n = {found.n}".replace("-", "−")
+    value = f"{mean:+.1f} %, n = {measured_gap.n}".replace("-", "−")
     words = text(36, height, words, "small") + text(845, height, value, "small end")
     return f'<g class="frozen">{bar}{mark}</g>{words}'
 
 
 def gap(finding: Finding) -> Gap:
-    """The gap of a contrast, from its page."""
-    place = RESULTS / finding.page
-    if (place / "trial.json").is_file():
-        trial = json.loads((place / "trial.json").read_text())
+    """Return the gap of a contrast, from its page."""
+    page = RESULTS / finding.page
+    if (page / "trial.json").is_file():
+        trial = json.loads((page / "trial.json").read_text())
         return Gap(trial["mean"], trial["low"], trial["high"], trial["n"])
     losses: dict[str, dict[int, float]] = {}
-    for run in table(place / "runs.csv"):
-        own = losses.setdefault(run["name"].rpartition("-")[0], {})
-        own[int(run["seed"])] = float(run["validation_loss"])
+    for run in table(page / "runs.csv"):
+        losses_by_seed = losses.setdefault(run["name"].rpartition("-")[0], {})
+        losses_by_seed[int(run["seed"])] = float(run["validation_loss"])
     chosen = sorted(losses[finding.design])[: finding.seeds]
     design = {seed: losses[finding.design][seed] for seed in chosen}
     return paired(design, losses[finding.baseline])
 
 
 def paired(losses: dict[int, float], baseline: dict[int, float]) -> Gap:
-    """The gap of two models' losses over the seeds that both have."""
-    found = paired_gaps({"own": losses, "baseline": baseline}, "baseline")["own"]
-    assert found.low is not None and found.high is not None, found
-    return Gap(found.mean, found.low, found.high, found.n)
+    """Return the gap of two models' losses over the seeds that both have."""
+    pairs = paired_gaps({"own": losses, "baseline": baseline}, "baseline")["own"]
+    assert pairs.low is not None and pairs.high is not None, pairs
+    return Gap(pairs.mean, pairs.low, pairs.high, pairs.n)
 
 
 DRAWINGS: dict[str, Callable[[], str]] = {

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from docs.figures import contrasts
 from docs.figures.svg import circle, drawing, line, scale, text
-from laboratory.results.figures import RESULTS, table
+from laboratory.results.tables import RESULTS, table
 
 HERE = Path(__file__).resolve().parent
 LAYOUTS = HERE / "layouts.json"
@@ -38,7 +38,7 @@ TITLE = (
 
 
 def box(x: int, y: int, width: int, label: str, below: str = "", height: int = 52) -> str:
-    """A box with one or two lines of text in its middle."""
+    """Draw a box with one or two lines of text in its middle."""
     middle = x + width // 2
     first = y + height // 2 + (-3 if below else 5)
     second = f'<text class="small" x="{middle}" y="{first + 18}">{below}</text>' if below else ""
@@ -51,7 +51,7 @@ def frame(y: int, height: int) -> str:
 
 
 def lines(x: int, y: int, title: str, texts: Sequence[str]) -> str:
-    """A title, and `texts` small below it, a line each."""
+    """Draw a title, and `texts` small below it, one per line."""
     small = "".join(
         f'<text class="small" x="{x}" y="{y + 20 * row}">{text}</text>'
         for row, text in enumerate(texts, start=1)
@@ -68,7 +68,7 @@ def sub(letter: str) -> str:
 
 
 def block() -> str:
-    """Frozen rows above, the scores between, what trains below."""
+    """Draw the frozen rows above, the scores between, the trained weights below."""
     frozen = [
         frame(10, 112),
         box(26, 46, 190, "(seed, layer, role, head)"),
@@ -115,7 +115,7 @@ CURVE = (
 
 
 def layouts() -> str:
-    """The eight losses over the steps, above how far they are apart."""
+    """Draw the eight losses over the steps, and below them their largest difference."""
     measured = json.loads(LAYOUTS.read_text())
     curves = measured["losses"]
     steps = len(next(iter(curves.values())))
@@ -131,7 +131,8 @@ def layouts() -> str:
             text(62, y(loss) + 5, str(loss), "small end"),
         ]
     parts += [
-        curve([(x(step), y(loss)) for step, loss in enumerate(own, 1)]) for own in curves.values()
+        curve([(x(step), y(loss)) for step, loss in enumerate(losses, 1)])
+        for losses in curves.values()
     ]
     killed = measured["killed_after"]
     parts += [
@@ -150,8 +151,8 @@ def layouts() -> str:
         parts.append(
             f'<text class="small end" x="62" y="{decades(exponent) + 5:.1f}">{power}</text>'
         )
-    places = [(x(step), decades(log10(own))) for step, own in enumerate(apart, 1) if own]
-    parts.append(f'<g class="trained">{"".join(circle(*place, 2.5) for place in places)}</g>')
+    places = [(x(step), decades(log10(spread))) for step, spread in enumerate(apart, 1) if spread]
+    parts.append(f'<g class="trained">{"".join(circle(*point, 2.5) for point in places)}</g>')
     parts += [
         text(x(step), 400, str(step), "small middle") for step in (1, *range(20, steps + 1, 20))
     ]
@@ -175,7 +176,7 @@ DESIGNS = {
 
 
 def induction() -> str:
-    """A point for each seed, a row for each design."""
+    """Draw a point for each seed, a row for each design."""
     right: dict[str, list[float]] = {}
     for row in table(RETRIEVAL):
         right.setdefault(row["design"], []).append(float(row["accuracy"]))
@@ -199,7 +200,7 @@ def induction() -> str:
 
 
 def spreads(curves: Sequence[Sequence[float]]) -> list[float]:
-    """Largest difference of two curves, step by step."""
+    """Return the largest difference of two curves at each step."""
     return [max(losses) - min(losses) for losses in zip(*curves, strict=True)]
 
 

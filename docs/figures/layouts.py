@@ -1,7 +1,7 @@
 """One training under eight layouts, one of them killed and resumed: docs/figures/layouts.json.
 
 The demo's frozen model for 60 steps, by the real command, on the text that `make demo` gathers.
-What it writes is drawn by draw.py. About five minutes on two cores:
+draw.py draws what it writes. About five minutes on two cores:
 
     python docs/figures/layouts.py
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 STEPS, KILLED_AFTER = 60, 30
 RATE = 3e-4
-"""A tenth of the demo's, at which the loss jumps near step 20 and rounding grows to 0.9 nats."""
+"""A tenth of the demo's, with which the loss jumps near step 20 and rounding grows to 0.9 nats."""
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "1 rank": (1, ("parallel.tensor_model_parallel_size=1",)),
     "TP 2": (2, ()),
@@ -33,7 +33,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     ),
     "TP 2 × DP 2, ZeRO-1, killed and resumed": (4, ("deepspeed.config=zero1",)),
 }
-"""{name: (ranks, settings)}; data-parallel ranks are what tensor parallelism leaves."""
+"""{name: (ranks, settings)}; data-parallel ranks are those that tensor parallelism leaves."""
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def environment() -> dict[str, str]:
 
 
 def kill_after(command: Sequence[str], metrics: Path, step: int) -> None:
-    """Start a training and SIGKILL it at `step`, unless it is past; the kernel ends its ranks."""
+    """Start a training and SIGKILL it at `step` unless it is past; the kernel ends its ranks."""
     if metrics.is_file() and len(losses(metrics)) >= step:
         return
     training = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment())
@@ -88,12 +88,12 @@ def kill_after(command: Sequence[str], metrics: Path, step: int) -> None:
 
 
 def losses(metrics: Path) -> list[float]:
-    """Training loss of each step in metrics.jsonl, a torn last line left out."""
+    """Return the training loss of each step in metrics.jsonl, without a torn last line."""
     return [json.loads(line)["loss/train"] for line in metrics.read_text().split("\n")[:-1]]
 
 
 def spread(curves: Sequence[Sequence[float]]) -> float:
-    """Largest difference of two curves at one step."""
+    """Return the largest difference of two curves at one step."""
     return max(max(step) - min(step) for step in zip(*curves, strict=True))
 
 

@@ -40,7 +40,7 @@ STYLE = """
 
 
 def drawing(title: str, width: int, height: int, parts: Sequence[str]) -> str:
-    """The whole SVG, its title for those who cannot see it."""
+    """Return the whole SVG; its title is for readers who cannot see it."""
     size = f'viewBox="0 0 {width} {height}"'
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
@@ -54,9 +54,9 @@ def text(x: float, y: float, words: str, kind: str = "small") -> str:
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str = "") -> str:
-    named = f' class="{kind}"' if kind else ""
+    style = f' class="{kind}"' if kind else ""
     return (
-        f'<line{named} x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke-width="1.6"/>'
+        f'<line{style} x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke-width="1.6"/>'
     )
 
 
@@ -64,7 +64,7 @@ Scale = Callable[[float], float]
 
 
 def scale(low: float, high: float, start: float, end: float) -> Scale:
-    """A number of the data to a place in the drawing."""
+    """Return a function from a number of the data to a place in the drawing."""
     return lambda value: start + (value - low) / (high - low) * (end - start)
 
 

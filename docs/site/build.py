@@ -1,8 +1,8 @@
 """The site of the pages, from the repository to build/site-pages/html: `make site`.
 
 Pages lie on the site as they lie in the repository, so that a link is right in both. The notebook
-becomes a page. At the end every link and picture of the HTML is looked up; one that leads nowhere
-ends the build with 1. Only the build itself needs Zensical (the extra `site`).
+becomes a page. At the end every link and picture of the HTML is looked up; a dead one makes the
+exit code 1. Only the build itself needs Zensical (the extra `site`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAGES = ("*.md", "docs/**/*.md", "ds_configs/*.md", "tests/*.md")
 BESIDE = ("docs/figures/*", "docs/results/**/*.svg")
 NOTEBOOKS = ("docs/*.ipynb",)
 CODE = r"(^```.*?^```|`[^`\n]+`|^    [^\n]*$|\]\([^)\s]*\))"
-"""What is left as it is: blocks of code, code in a line, targets of links."""
+"""Text that stays as it is: blocks of code, code in a line, targets of links."""
 FORMULA = re.compile(
     r"(?<![\w/.*])(?P<letter>[A-Za-zα-ωΑ-Ω])(?P<sign>[_^])"
     r"(\((?P<inside>[^()\n]+)\)|(?P<bare>[A-Za-z0-9]+(\.\d+)?))(?![\w_/*.]*[_/*])"
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def gather(out: Path) -> None:
-    """Copy the pages and what they show and link to into OUT/pages, and the settings into OUT."""
+    """Copy the pages, the files they show and link to, and the settings into OUT."""
     shutil.rmtree(out, ignore_errors=True)
     pages = out / "pages"
     for path in sources(PAGES):
@@ -88,7 +88,7 @@ def sources(patterns: tuple[str, ...]) -> list[Path]:
 
 
 def page_text(path: Path) -> str:
-    """The page, with links to notebooks led to the pages made of them, and formulas set."""
+    """Return a page with links to notebooks turned into links to their pages, and formulas set."""
     text = re.sub(r"(\]\([^)\s]+)\.ipynb\)", r"\1.md)", path.read_text())
     return "".join(
         part if number % 2 else set_formulas(part)
@@ -97,17 +97,17 @@ def page_text(path: Path) -> str:
 
 
 def set_formulas(text: str) -> str:
-    """Text outside code, with indices and powers of a letter set as such: W_Q, k_(t−j), n^1.25."""
+    """Set indices and powers of a letter outside of code: W_Q, k_(t−j), n^1.25."""
 
-    def set_one(found: re.Match[str]) -> str:
-        tag = "sub" if found["sign"] == "_" else "sup"
-        return f"{found['letter']}<{tag}>{found['inside'] or found['bare']}</{tag}>"
+    def set_one(match: re.Match[str]) -> str:
+        tag = "sub" if match["sign"] == "_" else "sup"
+        return f"{match['letter']}<{tag}>{match['inside'] or match['bare']}</{tag}>"
 
     return FORMULA.sub(set_one, text)
 
 
 def files_linked(path: Path) -> Iterator[Path]:
-    """What a page links to beside other pages, as files of the repository."""
+    """Yield the files of the repository, other than pages, that a page links to."""
     for target in re.findall(r"\]\(([^)\s#]+)\)", path.read_text()):
         linked = (path.parent / target).resolve()
         away = re.match(r"https?:|mailto:", target)
@@ -116,7 +116,7 @@ def files_linked(path: Path) -> Iterator[Path]:
 
 
 def notebook_text(path: Path) -> str:
-    """A notebook as a page: its texts, its code, and what the code printed and drew."""
+    """Return a notebook as a page: its texts, its code, and what the code printed and drew."""
     parts = []
     for cell in json.loads(path.read_text())["cells"]:
         source = "".join(cell["source"])
@@ -133,7 +133,7 @@ def notebook_text(path: Path) -> str:
 
 
 class _Page(HTMLParser):
-    """Ids of a page of HTML, and the addresses that it links to or shows."""
+    """Ids of an HTML page, and the addresses that it links to or shows."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class _Page(HTMLParser):
 
 
 def dead_links(html: Path) -> Iterator[tuple[Path, str]]:
-    """(page, address) of every link and picture that leads to no file, or to no place in one."""
+    """Yield (page, address) of every link and picture without a target file or anchor."""
     pages = {
         path.resolve(): _Page(path) for path in html.rglob("*.html") if path.name != "404.html"
     }
@@ -160,9 +160,9 @@ def dead_links(html: Path) -> Iterator[tuple[Path, str]]:
             if parts.scheme or parts.netloc:
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            known = target.is_file() or (target / "index.html").is_file()
-            place = unquote(parts.fragment)
-            if not known or (place and target in pages and place not in pages[target].ids):
+            exists = target.is_file() or (target / "index.html").is_file()
+            anchor = unquote(parts.fragment)
+            if not exists or (anchor and target in pages and anchor not in pages[target].ids):
                 yield path, link
 
 

@@ -30,11 +30,10 @@ _LENGTHS = {"schedule.steps", "schedule.tokens", "schedule.flops"}
 
 
 def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the differences that are named as the subject.
+    """Return the values of the facts and settings that are named as the subject.
 
     Args:
-        runs: what is compared.
-        names: facts that must otherwise agree (`tokens`, `data.fingerprint`, `model.num_layers`, …)
+        names: Facts that must otherwise agree (`tokens`, `data.fingerprint`, `model.num_layers`, …)
             or any other settings of the config.
 
     Returns:
@@ -51,13 +50,13 @@ def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str
                 f"--subject {name} is not needed: attention settings tell variants apart "
                 "without it; leave it out"
             )
-        known = [settings_of(run) | _facts(run) for run in runs]
-        if not any(name in values for values in known):
+        settings_by_run = [settings_of(run) | _facts(run) for run in runs]
+        if not any(name in values for values in settings_by_run):
             raise UserError(
                 f"--subject {name} is nothing these runs have; give a config key (section.key) or "
                 f"one of {', '.join(_facts(runs[0]))}"
             )
-        values = [values.get(name) for values in known]
+        values = [values.get(name) for values in settings_by_run]
         if len({setting_text(value) for value in values}) == 1:
             raise UserError(
                 f"--subject {name} is {setting_text(values[0])} in every run; leave it out"
@@ -67,26 +66,25 @@ def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str
 
 
 def common_flops(runs: Sequence[FinishedRun]) -> int | None:
-    """Return the `schedule.flops` that every run was given as its length; None if it was not so."""
-    given = {run.config.get("schedule", {}).get("flops") for run in runs}
-    return given.pop() if len(given) == 1 else None
+    """Return the `schedule.flops` that all runs share; None where they differ or lack it."""
+    flops = {run.config.get("schedule", {}).get("flops") for run in runs}
+    return flops.pop() if len(flops) == 1 else None
 
 
 def shapes_of_labels(runs: Sequence[FinishedRun], labels: Sequence[str]) -> set[str]:
-    """Return the settings of the model's shape that differ between labels, and within none.
+    """Return the settings of the model's shape that differ between labels but not within one.
 
     Args:
-        runs: what is compared.
-        labels: name of the variant of each run, which stands for its shape too.
+        labels: Name of the variant of each run, which stands for its shape too.
     """
     shapes = [_shape(run.config["model"]) for run in runs]
-    found = set()
+    differing = set()
     for name in shapes[0]:
         values = [setting_text(shape[name]) for shape in shapes]
         one_of_each = len(set(zip(labels, values, strict=True))) == len(set(labels))
         if one_of_each and len(set(values)) > 1:
-            found.add(name)
-    return found
+            differing.add(name)
+    return differing
 
 
 def refuse_incomparable(
@@ -97,9 +95,8 @@ def refuse_incomparable(
     """Refuse runs that differ in data, tokens, model shape or evaluation.
 
     Args:
-        runs: what is compared.
-        subjects: facts that may differ.
-        match: with flops, tokens may differ where all runs had the same `schedule.flops`; "" for a
+        subjects: Facts that may differ.
+        match: With flops, tokens may differ where all runs had the same `schedule.flops`; "" for a
             verb without options to name a subject.
 
     Raises:
@@ -117,12 +114,14 @@ def refuse_incomparable(
             continue
         texts = [setting_text(value), setting_text(facts[other][name])]
         if name == "data.fingerprint":
+            # Eight digits tell fingerprints apart; the whole of them would hide the sentence.
             texts = [f"{text[:8]}…" for text in texts]
         differences[name] = (
             f"{name} is {texts[0]} in {runs[0].path} but {texts[1]} in {runs[other].path}"
         )
     if differences:
         options = " ".join(f"--subject {name}" for name in differences)
+        # Runs of equal FLOPs differ in tokens by design, so that option is what the user wants.
         if list(differences) == ["tokens"] and flops:
             options = "--match flops"
         raise UserError(
@@ -138,7 +137,7 @@ def _follows(
     runs: Sequence[FinishedRun],
     facts: Sequence[Mapping[str, Any]],
 ) -> bool:
-    """Return whether a fact differs only because one that is named, or judged by itself, does."""
+    """Return whether a fact differs only as a consequence of another fact."""
     if name == "data.validation_samples" and "data.sequence_length" in subjects:
         return len(_validated(runs)) == 1
     derived = [_derived(run.config["model"]).get(name) for run in runs]
@@ -146,17 +145,16 @@ def _follows(
 
 
 def _validated(runs: Sequence[FinishedRun]) -> set[int]:
-    """Return the held-out tokens of a source that a run's validation takes at most."""
+    """Return the most held-out tokens of a source that each run's validation takes."""
     data = [run.config["data"] for run in runs]
-    return {own["validation_samples"] * own["sequence_length"] for own in data}
+    return {settings["validation_samples"] * settings["sequence_length"] for settings in data}
 
 
 def length_notes(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]) -> list[str]:
     """Return a note on losses where lengths of samples are the subject.
 
     Args:
-        runs: what is compared.
-        subjects: facts that may differ.
+        subjects: Facts that may differ.
     """
     if "data.sequence_length" not in subjects:
         return []
@@ -188,19 +186,20 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
 def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the model's shape, by the keys that the configuration marks so."""
     derived = _derived(model)
-    found = {}
+    shape = {}
     for key, field in ModelSection.model_fields.items():
         if setting_of(field).shape:
             value = model.get(key)
             default = derived.get(f"model.{key}", field.default)
-            found[f"model.{key}"] = default if value is None else value
+            shape[f"model.{key}"] = default if value is None else value
     if model["position_embedding"] != "rope":
-        found["model.rotary_base"] = None
-    return found
+        # Without rotary positions the base has no effect and must not keep runs apart.
+        shape["model.rotary_base"] = None
+    return shape
 
 
 def _derived(model: Mapping[str, Any]) -> dict[str, int]:
-    """Return the values of these settings where a config leaves them open."""
+    """Return the values that unset settings of the shape get."""
     heads = model["num_attention_heads"]
     hidden = model["hidden_size"]
     mlp = MLPS[model.get("mlp", ModelShape.mlp)]
@@ -214,20 +213,22 @@ def _derived(model: Mapping[str, Any]) -> dict[str, int]:
 def settings_notes(
     groups: Groups[FinishedRun], subjects: Mapping[str, Any], shapes: Collection[str] = ()
 ) -> list[str]:
-    """Return one sentence for each other setting that is not the same in all runs.
+    """Return one sentence for each further setting in which the runs differ.
 
     Args:
-        groups: the runs.
-        subjects: settings that may differ.
-        shapes: of `shapes_of_labels`, which differ too.
+        subjects: Settings that may differ.
+        shapes: Settings of the shape that differ too, of `shapes_of_labels`.
     """
     settings = {run.path: _other_settings(run, shapes) for run in groups.runs}
     keys = set().union(*settings.values()) - set(subjects)
     if "tokens" in subjects:
+        # The length is the subject then; noting its settings would repeat it.
         keys -= _LENGTHS
     notes = []
     for key in sorted(keys):
-        places = _places(groups, {path: own.get(key) for path, own in settings.items()})
+        places = _places(
+            groups, {path: run_settings.get(key) for path, run_settings in settings.items()}
+        )
         if len(places) > 1:
             listed = "; ".join(f"{value} in {_list(names)}" for value, names in places.items())
             notes.append(f"The runs also differ in {key}: {listed}.")
@@ -235,28 +236,31 @@ def settings_notes(
 
 
 def _changes_on_the_way(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return one sentence for each setting that runs had otherwise before they were resumed."""
+    """Return one sentence for each setting that a resume changed."""
     places: dict[str, list[str]] = {}
     for run in runs:
         for recorded, was, step in run.earlier_settings:
             key = present_key(recorded)
             if key in KEYS and KEYS[key].method:
-                place = f"{setting_text(was)} in {run.name} up to step {step}"
-                places.setdefault(key, []).append(place)
-    return [f"{key} changed on the way: {'; '.join(own)}." for key, own in sorted(places.items())]
+                change = f"{setting_text(was)} in {run.name} up to step {step}"
+                places.setdefault(key, []).append(change)
+    return [
+        f"{key} changed on the way: {'; '.join(changes)}."
+        for key, changes in sorted(places.items())
+    ]
 
 
 def _places(groups: Groups[FinishedRun], values: Mapping[Path, Any]) -> dict[str, list[str]]:
     """Return {value as text: names of the labels, or groups, or runs that have it}.
 
     Args:
-        groups: the runs.
+        groups: The runs.
         values: {path of a run: its value of a setting}.
     """
     of_label: dict[str, set[str]] = {}
     for group in groups.groups:
-        own = {setting_text(values[run.path]) for run in group.runs}
-        of_label.setdefault(group.label, set()).update(own)
+        group_texts = {setting_text(values[run.path]) for run in group.runs}
+        of_label.setdefault(group.label, set()).update(group_texts)
     places: dict[str, list[str]] = {}
     for group in groups.groups:
         texts = {run.name: setting_text(values[run.path]) for run in group.runs}
@@ -272,7 +276,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def seed_notes(groups: Groups[FinishedRun]) -> list[str]:
-    """Return notes on pairs of one run.seed that did not see the same samples in the same order."""
+    """Return notes on pairs of equal run.seed whose data.seed differs."""
     notes = []
     for group in groups.groups:
         base = {run.seed: run for run in groups.baseline_of(group).runs}

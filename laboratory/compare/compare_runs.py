@@ -53,11 +53,11 @@ def compare_runs(
     and evaluation.
 
     Args:
-        paths: run directories.
-        baseline: a variant's label, or the name of a run.
+        paths: Run directories.
+        baseline: A variant's label, or the name of a run.
         subjects: facts or settings that may differ, because their difference is what is compared.
-        match: what variants have used the same of where their gap is: tokens, flops or seconds.
-        by: what tells variants apart: settings, or names, the first part of the runs' names up to a
+        match: Quantity that variants have used equally at their gap: tokens, flops or seconds.
+        by: What tells variants apart: settings, or names, the first part of the runs' names up to a
             dash; a variant may then have a model shape of its own.
 
     Raises:
@@ -73,11 +73,13 @@ def compare_runs(
     refuse_incomparable(runs, values.keys() | shapes, match)
     groups = group_runs(runs, baseline, values, labels=labels)
     lengths = runs_by_length(groups, runs, values)
+    # Runs of a group differ in seeds alone, so the first stands for all.
     theories = {group.name: expected_cost(group.runs[0]) for group in groups.groups}
     variants = [
         _variant(group, groups, match=match, lengths=lengths, theories=theories)
         for group in groups.groups
     ]
+    # Holm's correction needs all gaps of the report at once.
     gaps = adjust([variant.gap for variant in variants])
     variants = [replace(variant, gap=gap) for variant, gap in zip(variants, gaps, strict=True)]
     trends, trend_notes = _trends(variants, runs, values)
@@ -126,8 +128,8 @@ def _variant(
         if match == "tokens":
             gap = paired_gap(base.name, losses, _losses(base), NATS)
         source_gaps = {
-            source: paired_gap(base.name, own, _losses(base, source), NATS)
-            for source, own in by_source.items()
+            source: paired_gap(base.name, source_losses, _losses(base, source), NATS)
+            for source, source_losses in by_source.items()
         }
     perplexities = [run.result.validation_perplexity for run in group.runs]
     return Variant(
@@ -139,7 +141,8 @@ def _variant(
         validation_loss=spread(list(losses.values())),
         validation_perplexity=spread([value for value in perplexities if value is not None]),
         perplexity_by_source={
-            key: spread([*map(perplexity, own.values())]) for key, own in by_source.items()
+            key: spread([*map(perplexity, source_losses.values())])
+            for key, source_losses in by_source.items()
         },
         gap=gap,
         source_gaps=source_gaps,
@@ -155,9 +158,11 @@ def _variant(
     )
 
 
-def _flops_ratio(own: Theory | None, base: Theory | None) -> float | None:
+def _flops_ratio(theory: Theory | None, base: Theory | None) -> float | None:
     """Return the executed FLOPs of a token over the baseline's."""
-    return own.executed_flops_per_token / base.executed_flops_per_token if own and base else None
+    return (
+        theory.executed_flops_per_token / base.executed_flops_per_token if theory and base else None
+    )
 
 
 def _trends(
@@ -180,19 +185,19 @@ def _trends(
 
 
 def _losses(group: Group[FinishedRun], source: str | None = None) -> dict[int, float]:
-    """Return {seed: validation loss}, of all sources or of one, without what is not finite."""
+    """Return {seed: finite validation loss}, of all sources or of one."""
     if source is None:
-        known = {run.seed: run.result.validation_loss for run in group.runs}
-        return {seed: loss for seed, loss in known.items() if loss is not None}
+        losses = {run.seed: run.result.validation_loss for run in group.runs}
+        return {seed: loss for seed, loss in losses.items() if loss is not None}
     perplexities = {run.seed: run.result.perplexity_by_source.get(source) for run in group.runs}
     return {seed: math.log(value) for seed, value in perplexities.items() if value}
 
 
 def _sample_notes(variants: Sequence[Variant]) -> list[str]:
-    """Return notes on the number of seeds, what they allow to claim, and runs without a use."""
+    """Return notes on too few seeds, diverged runs and runs without a pair."""
     notes = []
-    others = [variant for variant in variants if not variant.is_baseline]
-    pairs = {variant.name: variant.gap.n if variant.gap else 0 for variant in others}
+    compared = [variant for variant in variants if not variant.is_baseline]
+    pairs = {variant.name: variant.gap.n if variant.gap else 0 for variant in compared}
     few = {name: n for name, n in pairs.items() if n < FEWEST_SEEDS}
     if not pairs:
         notes.append("Only the baseline was given: there is nothing to compare it with.")
@@ -222,20 +227,20 @@ def _sample_notes(variants: Sequence[Variant]) -> list[str]:
 
 
 def _theory_notes(variants: Sequence[Variant]) -> list[str]:
-    """Return notes on what the formulas do not know, or count otherwise."""
+    """Return notes on variants that the formulas do not cover, or count differently."""
     notes = []
     if unknown := [variant.name for variant in variants if variant.theory is None]:
         which = "any run" if len(unknown) == len(variants) else ", ".join(unknown)
         notes.append(
             f"The formulas say nothing of {which}: this version does not understand the config."
         )
-    known = [(variant, variant.theory) for variant in variants if variant.theory]
-    if phased := [variant.name for variant, theory in known if theory.phases > 1]:
+    theories = [(variant, variant.theory) for variant in variants if variant.theory]
+    if phased := [variant.name for variant, theory in theories if theory.phases > 1]:
         notes.append(
             f"Other weights of {', '.join(phased)} train in later phases: parameters and memory "
             "are those of the last phase, FLOPs the mean over all steps."
         )
-    for variant, theory in known:
+    for variant, theory in theories:
         counted = variant.cost.size.trainable_parameters
         expected = theory.size.trainable_parameters
         if expected != counted:
@@ -250,12 +255,12 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
 def _seal_sentences(
     runs: Sequence[FinishedRun], gap_of: GapOf, asked: tuple[str, Sequence[str]]
 ) -> list[str]:
-    """Return what each seal beside the runs says of them, and what of seals cannot be read."""
+    """Return the verdict of each seal beside the runs, and a sentence on each unreadable seal."""
     read = read_seals(run.path.resolve().parent for run in runs)
-    said = [verdicts(seal, runs, gap_of, asked, together=read.seals) for seal in read.seals]
+    sentences = [verdicts(seal, runs, gap_of, asked, together=read.seals) for seal in read.seals]
     return [
         *(
-            [sentence for sentence in said if sentence]
+            [sentence for sentence in sentences if sentence]
             or ["Not sealed: no hypothesis lies beside these runs from before the first of them."]
         ),
         *read.problems,
@@ -268,11 +273,11 @@ def _sealed_gap(
     subjects: Mapping[str, Sequence[Any]],
     match: str,
 ) -> GapOf:
-    """Return what gives the gap of sealed runs at equal `match`, without a look at any others.
+    """Return a function for the gap of sealed runs at equal `match`, from these runs alone.
 
     Args:
-        groups: the runs by label.
-        runs: all runs that are compared, in the order of `subjects`.
+        groups: The runs by label.
+        runs: All runs that are compared, in the order of `subjects`.
         subjects: {subject: its value in each run}.
         match: tokens, flops or seconds.
     """
@@ -280,18 +285,18 @@ def _sealed_gap(
         return gap_at_end
 
     def gap_of(design: Runs, baseline: Runs, sealed: Sequence[FinishedRun]) -> PairedGap | None:
-        own = {run.path for run in sealed}
-        places = [place for place, run in enumerate(runs) if run.path in own]
-        values = {name: [of[place] for place in places] for name, of in subjects.items()}
+        sealed_paths = {run.path for run in sealed}
+        indices = [index for index, run in enumerate(runs) if run.path in sealed_paths]
+        values = {name: [by_run[index] for index in indices] for name, by_run in subjects.items()}
         sides = [
-            Group(label, "", tuple(of[seed] for seed in sorted(of)))
-            for label, of in (("design", design), ("baseline", baseline))
+            Group(label, "", tuple(by_seed[seed] for seed in sorted(by_seed)))
+            for label, by_seed in (("design", design), ("baseline", baseline))
         ]
         theories = [expected_cost(side.runs[0]) for side in sides]
         return equal_compute(
             *sides,
             match=match,
-            lengths=runs_by_length(groups, [runs[place] for place in places], values),
+            lengths=runs_by_length(groups, [runs[index] for index in indices], values),
             flops_ratio=_flops_ratio(*theories),
         ).gap
 

@@ -47,14 +47,14 @@ class Cost:
     over the runs, which are equal unless the layout changed.
 
     Attributes:
-        step_seconds: time of a step.
-        tokens_per_second: of all ranks together.
-        mfu: model FLOPs utilization, 0 to 1.
-        hfu: hardware FLOPs utilization, 0 to 1.
+        step_seconds: Seconds of a step.
+        tokens_per_second: Tokens of all ranks together.
+        mfu: Model FLOPs utilization, 0 to 1.
+        hfu: Hardware FLOPs utilization, 0 to 1.
         size: parameters.
-        states: bytes of the model states, sums over ranks.
-        peak_device_bytes: of rank 0's device; None without CUDA.
-        peak_host_bytes: resident memory of rank 0's process.
+        states: Bytes of the model states, sums over ranks.
+        peak_device_bytes: Peak memory of rank 0's device; None without CUDA.
+        peak_host_bytes: Resident memory of rank 0's process.
     """
 
     step_seconds: Quartiles | None
@@ -84,8 +84,8 @@ def measured_cost(runs: Sequence[FinishedRun]) -> Cost:
 def _medians(records: Sequence[ModelSize] | Sequence[StateBytes]) -> list[Any]:
     """Return the median of each field over the records, rounded; None where no record has it."""
     columns = zip(*map(astuple, records), strict=True)
-    known = [[value for value in column if value is not None] for column in columns]
-    return [round(float(np.median(values))) if values else None for values in known]
+    recorded = [[value for value in column if value is not None] for column in columns]
+    return [round(float(np.median(values))) if values else None for values in recorded]
 
 
 def quartiles(values: Floats) -> Quartiles | None:
@@ -112,23 +112,23 @@ class Variant:
     """Runs of one variant, in one stratum of the subject, with everything measured and computed.
 
     Attributes:
-        name: label and stratum.
-        label: name of the method.
-        stratum: values of the subject as text.
-        baseline: name of the variant that this one is compared with.
-        runs: its seeds.
-        validation_loss: in nats per token, over seeds.
-        validation_perplexity: over seeds.
+        name: Label and stratum.
+        label: Name of the method.
+        stratum: Values of the subject as text.
+        baseline: Name of the variant that this one is compared with.
+        runs: Runs of the variant, one a seed.
+        validation_loss: Loss in nats per token, over seeds.
+        validation_perplexity: Perplexity over seeds.
         perplexity_by_source: {source: perplexity over seeds}.
-        gap: at equal `match` of the comparison; None for the baseline and without a pair of runs.
+        gap: Gap at equal `match`; None for the baseline and without a pair of runs.
         source_gaps: {source: gap at equal tokens}, descriptive and not tested.
-        reaches: steps and tokens to the baseline's training loss.
-        stability: noise of loss and gradient norm.
-        cost: as measured.
-        theory: cost by formula; None where the formulas do not know the config.
-        bytes_per_token: of held-out text; None where the runs do not know it.
-        compute: the variant at equal compute; None for the baseline.
-        speed: seconds of a token over the baseline's; None where too few pairs were measured side
+        reaches: Steps and tokens to the baseline's training loss.
+        stability: Noise of loss and gradient norm.
+        cost: Measured cost.
+        theory: Cost by formula; None where the formulas do not know the config.
+        bytes_per_token: Bytes of held-out text per token; None where the runs do not know it.
+        compute: The variant at equal compute; None for the baseline.
+        speed: Seconds of a token over the baseline's; None where too few pairs were measured side
             by side.
     """
 
@@ -152,7 +152,7 @@ class Variant:
 
     @property
     def is_baseline(self) -> bool:
-        """Return whether others are compared with this one."""
+        """Return whether this variant is a baseline."""
         return self.name == self.baseline
 
     @property
@@ -170,7 +170,7 @@ class Variant:
 
     @property
     def gap_of_context(self) -> float | None:
-        """Return the gap as a share of what context has taught the baseline."""
+        """Return the gap over the loss that context saves the baseline."""
         learned = self.compute.learned if self.compute else None
         return self.gap.mean / learned if self.gap and learned else None
 
@@ -180,16 +180,16 @@ class Comparison:
     """Comparison of variants.
 
     Attributes:
-        baseline: name of the baseline.
+        baseline: Name of the baseline.
         subjects: facts or settings whose difference is compared.
-        variants: of each stratum the baseline first, then the others in the order given.
-        trends: there if the one subject is a number and each value has a baseline of its own.
+        variants: Variants of each stratum, the baseline first, then the others in the order given.
+        trends: Lines over a subject that is a number, where each value has its own baseline.
         notes: sentences.
-        groups: the runs themselves, with their curves, for the figures.
-        match: what a variant and its baseline have used the same of where their gap is: tokens,
-            flops or seconds.
-        by: what tells variants apart: settings or names.
-        seals: sentences on the hypotheses that were sealed beforehand.
+        groups: The runs themselves, with their curves, for the figures.
+        match: Quantity that a variant and its baseline have used equally where their gap is:
+            tokens, flops or seconds.
+        by: What tells variants apart: settings or names.
+        seals: Sentences on the hypotheses that were sealed beforehand.
     """
 
     baseline: str
@@ -204,7 +204,7 @@ class Comparison:
 
     @property
     def compute_unit(self) -> str:
-        """Return what compute is counted in."""
+        """Return the unit of compute."""
         return "seconds" if self.match == "seconds" else "FLOPs"
 
     @property
@@ -237,11 +237,13 @@ class Comparison:
     @property
     def sources(self) -> tuple[str, ...]:
         """Return every validated source."""
-        return tuple(sorted({key for own in self.variants for key in own.perplexity_by_source}))
+        return tuple(
+            sorted({key for variant in self.variants for key in variant.perplexity_by_source})
+        )
 
     @property
     def in_bits(self) -> bool:
-        """Return whether a variant knows the bytes of the held-out text."""
+        """Return whether the bytes of the held-out text are known for any variant."""
         return any(variant.bytes_per_token for variant in self.variants)
 
     def variant(self, name: str) -> Variant:

@@ -40,7 +40,7 @@ class Curve:
 
     Attributes:
         doublings: log2 of the tokens, [points]; the outermost are far beyond the data.
-        losses: in nats per token, [points].
+        losses: Losses in nats per token, [points].
     """
 
     doublings: Floats
@@ -52,22 +52,22 @@ class Curve:
 
         Args:
             points: {tokens: loss}.
-            slope: fall of the loss per doubling past the ends; None: that of the doubling next to
+            slope: Fall of the loss per doubling past the ends; None: that of the doubling next to
                 each end.
         """
         x = np.log2(sorted(points))
         y = np.array([points[tokens] for tokens in sorted(points)])
-        before = after = slope
-        if before is None or after is None:
+        slope_before = slope_after = slope
+        if slope_before is None or slope_after is None:
             # Of a whole doubling, not of the last two points alone, where a decayed learning rate
             # leaves little to learn.
             width = min(1.0, x[-1] - x[0])
             inner = np.interp([x[0] + width, x[-1] - width], x, y)
-            before = (y[0] - inner[0]) / width
-            after = (inner[1] - y[-1]) / width
+            slope_before = (y[0] - inner[0]) / width
+            slope_after = (inner[1] - y[-1]) / width
         return Curve(
             np.array([x[0] - _FAR, *x, x[-1] + _FAR]),
-            np.array([y[0] + _FAR * before, *y, y[-1] - _FAR * after]),
+            np.array([y[0] + _FAR * slope_before, *y, y[-1] - _FAR * slope_after]),
         )
 
     @property
@@ -84,11 +84,12 @@ class Curve:
         below = np.flatnonzero(self.losses <= loss)
         if not len(below) or below[0] == 0:
             return None
-        place = slice(below[0] - 1, below[0] + 1)
-        return float(2 ** np.interp(-loss, -self.losses[place], self.doublings[place]))
+        segment = slice(below[0] - 1, below[0] + 1)
+        # np.interp needs ascending x values, and losses fall.
+        return float(2 ** np.interp(-loss, -self.losses[segment], self.doublings[segment]))
 
     def covers(self, loss: float) -> bool:
-        """Return whether the points themselves reach from above `loss` to below."""
+        """Return whether `loss` lies between the losses of the points themselves."""
         return bool(self.losses[1:-1].min() <= loss <= self.losses[1:-1].max())
 
 
@@ -116,15 +117,15 @@ class EqualCompute:
     """A variant against its baseline at equal compute; what the runs do not tell is None.
 
     Attributes:
-        cost: of a token over the baseline's.
+        cost: Cost of a token over the baseline's.
         learned: nats per token that context has taught the baseline, unigram loss - its loss.
-        curve: where the learning curves come from: LENGTHS, BASELINE_LENGTHS or VALIDATIONS.
-        beyond: seeds whose loss sought lies past the end of the learning curve.
-        token_ratio: tokens to the baseline's loss over the baseline's tokens.
-        effective_compute: the same in compute.
-        gap: the gap at equal compute.
-        break_even: gap at equal tokens below which the variant is cheaper, in nats per token.
-        slope: fall of the baseline's loss over its last doubling of tokens.
+        curve: Origin of the learning curves: LENGTHS, BASELINE_LENGTHS or VALIDATIONS.
+        beyond: Number of seeds whose target loss lies past the end of the learning curve.
+        token_ratio: Tokens to the baseline's loss over the baseline's tokens.
+        effective_compute: Compute to the baseline's loss over the baseline's compute.
+        gap: The gap at equal compute.
+        break_even: Gap at equal tokens below which the variant is cheaper, in nats per token.
+        slope: Fall of the baseline's loss over its last doubling of tokens.
     """
 
     cost: float | None
@@ -149,33 +150,37 @@ def equal_compute(
     """Return a variant at its baseline's compute.
 
     Args:
-        group: runs of the variant.
-        baseline: runs of its baseline.
-        match: compute is seconds if this says so, else executed FLOPs by formula.
-        lengths: learning curves over runs of several lengths, of `runs_by_length`.
-        flops_ratio: executed FLOPs of a token over the baseline's; None where not known.
+        group: Runs of the variant.
+        baseline: Runs of its baseline.
+        match: Measure of compute: seconds if it says so, else executed FLOPs by formula.
+        lengths: Learning curves over runs of several lengths, of `runs_by_length`.
+        flops_ratio: Executed FLOPs of a token over the baseline's; None where not known.
 
     Raises:
         UserError: the runs do not tell the gap that `match` asks for.
     """
-    own, base = (
-        {run.seed: run for run in of.runs if run.result.validation_loss is not None}
-        for of in (group, baseline)
+    variant_runs, base = (
+        {run.seed: run for run in side.runs if run.result.validation_loss is not None}
+        for side in (group, baseline)
     )
-    seeds = sorted(own.keys() & base.keys())
+    seeds = sorted(variant_runs.keys() & base.keys())
     costs = {}
     if match == "seconds":
-        costs = {seed: seconds_ratio(own[seed], base[seed]) for seed in seeds}
+        costs = {seed: seconds_ratio(variant_runs[seed], base[seed]) for seed in seeds}
     elif flops_ratio:
         costs = dict.fromkeys(seeds, flops_ratio)
     cost = Ratio.of(costs)
     compute = EqualCompute(cost.mean if cost else None)
-    if curves := _curves([own[s] for s in seeds], [base[s] for s in seeds], lengths):
-        tokens = {seed: (own[seed].result.tokens, base[seed].result.tokens) for seed in seeds}
+    if curves := _curves([variant_runs[s] for s in seeds], [base[s] for s in seeds], lengths):
+        tokens = {
+            seed: (variant_runs[seed].result.tokens, base[seed].result.tokens) for seed in seeds
+        }
         compute = price(baseline.name, *curves, tokens=tokens, costs=costs)
-    if match == "flops" and seeds and common_flops([*own.values(), *base.values()]):
+    if match == "flops" and seeds and common_flops([*variant_runs.values(), *base.values()]):
         # Both end at these FLOPs.
-        ends, base_ends = ({seed: _end(of[seed]) for seed in seeds} for of in (own, base))
+        ends, base_ends = (
+            {seed: _end(runs[seed]) for seed in seeds} for runs in (variant_runs, base)
+        )
         compute = replace(compute, gap=paired_gap(baseline.name, ends, base_ends, NATS))
     if match != "tokens" and seeds and compute.gap is None:
         missing = (
@@ -198,36 +203,40 @@ def _end(run: FinishedRun) -> float:
 def price(
     baseline: str,
     curve: str,
-    own: Mapping[int, Curve],
+    variant: Mapping[int, Curve],
     base: Mapping[int, Curve],
     tokens: Mapping[int, tuple[int, int]],
     costs: Mapping[int, float],
 ) -> EqualCompute:
-    """Return what learning curves say of a variant at equal compute.
+    """Return the costs and gap of a variant at equal compute, from learning curves.
 
     Args:
-        baseline: its name.
-        curve: where the curves come from.
-        own: {seed: learning curve} of the variant.
+        curve: Origin of the learning curves.
+        variant: {seed: learning curve} of the variant.
         base: {seed: learning curve} of the baseline.
         tokens: {seed: tokens of the variant's run and of the baseline's}.
         costs: {seed: cost of a token over the baseline's}; {} where not known.
     """
-    targets = {seed: base[seed].loss(tokens[seed][1]) for seed in own}
-    reached = {seed: own[seed].tokens_to(targets[seed]) for seed in own}
-    ratios = {seed: there / tokens[seed][1] for seed, there in reached.items() if there is not None}
-    if len(ratios) < len(own):
+    targets = {seed: base[seed].loss(tokens[seed][1]) for seed in variant}
+    reached = {seed: variant[seed].tokens_to(targets[seed]) for seed in variant}
+    ratios = {
+        seed: tokens_needed / tokens[seed][1]
+        for seed, tokens_needed in reached.items()
+        if tokens_needed is not None
+    }
+    if len(ratios) < len(variant):
         ratios = {}  # a mean over the lucky ones would mislead
-    ends = {seed: own[seed].loss(tokens[seed][0]) for seed in own}
+    ends = {seed: variant[seed].loss(tokens[seed][0]) for seed in variant}
     same = {seed: base[seed].loss(cost * tokens[seed][0]) for seed, cost in costs.items()}
     even = [base[seed].loss(cost * tokens[seed][1]) - targets[seed] for seed, cost in costs.items()]
-    halves = [base[seed].loss(tokens[seed][1] / 2) - targets[seed] for seed in own]
+    # The fall of the loss over the last doubling, for the slope of the baseline.
+    halves = [base[seed].loss(tokens[seed][1] / 2) - targets[seed] for seed in variant]
     cost = Ratio.of(costs)
     effective = {seed: costs[seed] * ratios[seed] for seed in ratios if seed in costs}
     return EqualCompute(
         cost=cost.mean if cost else None,
         curve=curve,
-        beyond=sum(not own[seed].covers(targets[seed]) for seed in own),
+        beyond=sum(not variant[seed].covers(targets[seed]) for seed in variant),
         token_ratio=Ratio.of(ratios),
         effective_compute=Ratio.of(effective),
         gap=paired_gap(baseline, ends, same, NATS),
@@ -242,16 +251,20 @@ def runs_by_length(
     """Return the points of the curves over lengths; {} unless `tokens` is a subject.
 
     Args:
-        groups: the runs by label.
-        runs: the same runs in the order of `subjects`.
+        groups: The runs by label.
+        runs: The same runs in the order of `subjects`.
         subjects: {subject: its value in each run}.
     """
     if "tokens" not in subjects:
         return {}
     labels = {run.path: group.label for group in groups.groups for run in group.runs}
-    others = [values for name, values in subjects.items() if name != "tokens"]
+    other_subjects = [values for name, values in subjects.items() if name != "tokens"]
     keys = {
-        run.path: (labels[run.path], run.seed, *(setting_text(values[i]) for values in others))
+        run.path: (
+            labels[run.path],
+            run.seed,
+            *(setting_text(values[i]) for values in other_subjects),
+        )
         for i, run in enumerate(runs)
     }
     curves: dict[Any, dict[int, float]] = {key: {} for key in keys.values()}
@@ -262,31 +275,34 @@ def runs_by_length(
 
 
 def _curves(
-    own: Sequence[FinishedRun], base: Sequence[FinishedRun], lengths: Lengths
+    variant_runs: Sequence[FinishedRun], base: Sequence[FinishedRun], lengths: Lengths
 ) -> tuple[str, dict[int, Curve], dict[int, Curve]] | None:
-    """Return where both learning curves come from, and them; None where a run has one point."""
-    mine, theirs = (_through(runs, lambda run: lengths.get(run.path, {})) for runs in (own, base))
+    """Return the origin of the learning curves and both curves; None where a run has one point."""
+    mine, theirs = (
+        _curves_by_seed(runs, lambda run: lengths.get(run.path, {}))
+        for runs in (variant_runs, base)
+    )
     if theirs and mine:
         return LENGTHS, mine, theirs
     if theirs:
         # Of one length: the variant is taken to learn with the baseline's slope.
         mine = {
             run.seed: Curve.through({run.result.tokens: _end(run)}, theirs[run.seed].slope)
-            for run in own
+            for run in variant_runs
         }
         return BASELINE_LENGTHS, mine, theirs
-    mine, theirs = (_through(runs, _validations) for runs in (own, base))
+    mine, theirs = (_curves_by_seed(runs, _validations) for runs in (variant_runs, base))
     return (VALIDATIONS, mine, theirs) if mine and theirs else None
 
 
-def _through(
+def _curves_by_seed(
     runs: Sequence[FinishedRun], points_of: Callable[[FinishedRun], Mapping[int, float]]
 ) -> dict[int, Curve]:
-    """Return {seed: curve}; {} where a run has one point alone."""
+    """Return {seed: curve}; {} where any run has a single point."""
     points = {run.seed: points_of(run) for run in runs}
-    if any(len(own) < 2 for own in points.values()):
+    if any(len(run_points) < 2 for run_points in points.values()):
         return {}
-    return {seed: Curve.through(own) for seed, own in points.items()}
+    return {seed: Curve.through(run_points) for seed, run_points in points.items()}
 
 
 def _validations(run: FinishedRun) -> dict[int, float]:
@@ -302,8 +318,8 @@ def paired_seconds(group: Group[FinishedRun], baseline: Group[FinishedRun]) -> R
     None where not all runs are in pairs that were measured side by side, or the pairs are too few.
 
     Args:
-        group: runs of a variant.
-        baseline: runs of its baseline.
+        group: Runs of a variant.
+        baseline: Runs of its baseline.
     """
     base = {run.seed: run for run in baseline.runs}
     if len(group.runs) < FEWEST_SEEDS or not {run.seed for run in group.runs} <= base.keys():
@@ -314,45 +330,46 @@ def paired_seconds(group: Group[FinishedRun], baseline: Group[FinishedRun]) -> R
         return None
 
 
-def seconds_ratio(own: FinishedRun, base: FinishedRun) -> float:
+def seconds_ratio(variant_run: FinishedRun, base: FinishedRun) -> float:
     """Return the seconds of a token over those of the baseline's run.
 
     Args:
-        own: run of the variant.
-        base: run of the baseline, of the same seed.
+        variant_run: Run of the variant.
+        base: Run of the baseline, of the same seed.
 
     Raises:
-        UserError: they were not measured side by side: on one host, device and number of ranks,
+        UserError: the runs were not measured side by side: on one host, device and number of ranks,
             without a resume, and with no longer pause between both trainings than the shorter took.
     """
-    places = []
+    machines = []
     spans = []
     costs = []
-    for run in (own, base):
+    for run in (variant_run, base):
         facts = run.environment
         seconds = run.curves[STEP_SECONDS]
-        places.append((facts.get("host"), run.device, facts.get("world_size")))
+        machines.append((facts.get("host"), run.device, facts.get("world_size")))
         if "started" in facts and len(facts.get("segments", [])) < 2 and np.isfinite(seconds).any():
             start = datetime.strptime(facts["started"], STARTED).timestamp()
             spans.append((start, start + float(np.nanmean(seconds)) * run.result.steps))
             costs.append(float(np.nanmedian(seconds)) * run.result.steps / run.result.tokens)
     why = ""
-    if None in places[0] or len(spans) < 2:
+    if None in machines[0] or len(spans) < 2:
         why = "host, start or step times are not recorded, or one was resumed"
-    elif places[0] != places[1]:
+    elif machines[0] != machines[1]:
         why = "host, device or number of ranks differ"
     elif max(s for s, _ in spans) - min(e for _, e in spans) > min(e - s for s, e in spans):
         why = "the pause between both is longer than the shorter one"
     if why:
         raise UserError(
-            f"--match seconds needs runs measured side by side, but of {base.name} and {own.name} "
-            f"{why}; train both in one sweep on one machine, or give --match flops"
+            f"--match seconds needs runs measured side by side, but of {base.name} and "
+            f"{variant_run.name} {why}; train both in one sweep on one machine, or give "
+            "--match flops"
         )
     return costs[0] / costs[1]
 
 
 def bytes_per_token(run: FinishedRun) -> float | None:
-    """Return the bytes of text of a held-out token, sources weighed as in the loss.
+    """Return the bytes of text per held-out token, with sources weighted as in the loss.
 
     None where the run does not know them.
     """

@@ -34,12 +34,12 @@ class Reach:
     """Steps and tokens to a smoothed loss of the baseline's run of the same seed.
 
     Attributes:
-        fraction: share of the baseline's tokens after which it had that loss.
-        pairs: pairs of runs.
-        reached: those whose run got there at all.
-        steps: until the loss is reached; None unless all got there, as the next two.
-        tokens: until the loss is reached.
-        token_ratio: these tokens over those that the baseline needed.
+        fraction: Share of the baseline's tokens after which it had that loss.
+        pairs: Number of pairs of runs.
+        reached: Number of runs that got there at all.
+        steps: Steps until the loss is reached; None unless all got there, as the next two.
+        tokens: Tokens until the loss is reached.
+        token_ratio: Tokens until the loss is reached over those that the baseline needed.
     """
 
     fraction: float
@@ -55,11 +55,12 @@ class Stability:
     """Noise of a variant's runs; norms are before clipping, after the learning rate's warm-up.
 
     Attributes:
-        loss_variance: of the training loss about a line through the last quarter of the records.
-        gradient_norm: mean over the records of a run.
-        gradient_norm_variation: standard deviation over mean of a run's records.
-        spikes: number of spikes in all runs.
-        records: records that these were looked for in.
+        loss_variance: Variance of the training loss about a line through the last quarter of
+            the records.
+        gradient_norm: Mean over the records of a run.
+        gradient_norm_variation: Standard deviation over mean of a run's records.
+        spikes: Number of spikes in all runs.
+        records: Number of records in which spikes were looked for.
     """
 
     loss_variance: Spread | None
@@ -80,6 +81,7 @@ def smoothed_loss(curves: RunCurves) -> Floats:
     missing = np.concatenate([[0], np.cumsum(np.isnan(loss))])
     smooth = np.full(len(loss), np.nan)
     smooth[width - 1 :] = (sums[width:] - sums[:-width]) / width
+    # nan_to_num let the sums pass over losses that are not finite; their windows are void.
     smooth[width - 1 :][missing[width:] > missing[:-width]] = np.nan
     return smooth
 
@@ -101,10 +103,10 @@ def _reach(
     hits = []
     for seed in seeds:
         target = _loss_at(base[seed].curves, fraction)
-        own = _first_at_most(runs[seed].curves, target)
+        ours = _first_at_most(runs[seed].curves, target)
         theirs = _first_at_most(base[seed].curves, target)
-        if own is not None and theirs is not None:
-            hits.append((*own, own[1] / theirs[1]))
+        if ours is not None and theirs is not None:
+            hits.append((*ours, ours[1] / theirs[1]))
     # A mean over the lucky ones would mislead.
     counted = hits if len(hits) == len(seeds) else []
     steps, tokens, ratios = (spread([hit[i] for hit in counted]) for i in range(3))
@@ -177,6 +179,7 @@ def tail_variance(loss: Floats) -> float:
 
 def spikes(norms: Floats) -> NDArray[np.bool_]:
     """Return whether each gradient norm is a spike, [records]; see SPIKE_FACTOR."""
+    # Comparisons with NaN are false: the first records are no spikes while they are finite.
     usual = np.full(len(norms), np.nan)
     for index in range(SPIKE_HISTORY, min(SPIKE_WINDOW, len(norms))):
         usual[index] = _median(norms[None, :index])[0]

@@ -40,11 +40,15 @@ _SHOWN_FROM = 0.15
 
 
 def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
-    """Return a function for each figure; None of one means that there is nothing to show."""
+    """Return {name: function that draws the figure}, which returns None for nothing to show."""
     return {
         "loss": lambda: loss_figure(comparison),
         "gap": lambda: gap_figure(
-            {_row_name(own): own.gap for own in comparison.variants if own.gap is not None},
+            {
+                _row_name(variant): variant.gap
+                for variant in comparison.variants
+                if variant.gap is not None
+            },
             f"{comparison.gap_to} in nats per token",
         ),
     }
@@ -114,16 +118,16 @@ def _draw_part(figure: SubFigure, comparison: Comparison, labels: Sequence[str])
         members = [group for group in groups if group.stratum == stratum]
         curves = {group.name: _curve(group) for group in members}
         for group in members:
-            place = labels.index(group.label)
-            look = _look(place, len(labels))
+            index = labels.index(group.label)
+            look = _look(index, len(labels))
             curve = curves[group.name]
             title = f"{group.label} (n = {len(group.runs)})"
             axes[0][column].plot(curve.tokens, curve.mean, label=title, **look)
             base = comparison.groups.baseline_of(group)
             if base.name != group.name:
                 tokens, distances = curve.minus(_curve(base))
-                behind = 0 if banded else place
-                _draw_distance(axes[1][column], tokens, distances, look=look, place=behind)
+                behind = 0 if banded else index
+                _draw_distance(axes[1][column], tokens, distances, look=look, position=behind)
         _finish(list(axes[:, column]), stratum, list(curves.values()))
     if comparison.others:
         spread = f"\n({'band' if banded else 'bar at the end'}: all seeds)"
@@ -140,13 +144,14 @@ def _curve(group: Group) -> _Curve:
     losses = {}
     for run in group.runs:
         smooth = smoothed_loss(run.curves)
-        there = np.isfinite(smooth)
-        losses[run.seed] = np.interp(tokens, run.curves.tokens[there], smooth[there], left=np.nan)
+        finite = np.isfinite(smooth)
+        # One grid of tokens for all seeds, so that their mean and spread are pointwise.
+        losses[run.seed] = np.interp(tokens, run.curves.tokens[finite], smooth[finite], left=np.nan)
     return _Curve(tokens, losses)
 
 
 def _look(index: int, count: int) -> dict[str, Any]:
-    """Return the looks of a variant's lines; markers are set off so that none hides another."""
+    """Return the style of a variant's line, with markers shifted so that none hides another."""
     apart = _POINTS // 10
     return {
         "color": style_of(index, COLOURS),
@@ -160,16 +165,16 @@ def _look(index: int, count: int) -> dict[str, Any]:
 
 
 def _draw_distance(
-    axes: Axes, tokens: Floats, distances: Floats, look: Mapping[str, Any], place: int
+    axes: Axes, tokens: Floats, distances: Floats, look: Mapping[str, Any], position: int
 ) -> None:
-    """Draw the mean and, of several seeds, their spread: a band, or a bar at `place` behind it."""
+    """Draw the mean, and the spread of several seeds: a band, or a bar at `position` behind it."""
     if not distances.size:
         return
     axes.plot(tokens, distances.mean(axis=0), **look)
     low = distances.min(axis=0)
     high = distances.max(axis=0)
-    if len(distances) > 1 and place:
-        _draw_bar(axes, tokens[-1] * (1 + 0.012 * place), (low[-1], high[-1]), look["color"])
+    if len(distances) > 1 and position:
+        _draw_bar(axes, tokens[-1] * (1 + 0.012 * position), (low[-1], high[-1]), look["color"])
     elif len(distances) > 1:
         axes.fill_between(tokens, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
@@ -204,7 +209,7 @@ def gap_figure(gaps: Mapping[str, PairedGap], axis: str) -> Figure | None:
 
     Args:
         gaps: {name, broken into lines: gap}.
-        axis: label of the axis.
+        axis: Label of the axis.
     """
     if not gaps:
         return None

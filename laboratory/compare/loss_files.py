@@ -1,4 +1,4 @@
-"""Losses of anybody's runs from files: what a trainer wrote, or a table made by hand.
+"""Read losses of any trainer's runs from tables and metric files.
 
     table        CSV or JSON lines with a column of names: each row is the result of one run
     chart        CSV as W&B exports a chart: a column `RUN - METRIC` for each run
@@ -51,12 +51,12 @@ class Loss:
     """Final loss of one run.
 
     Attributes:
-        name: of the model, the same for all its seeds.
-        seed: of the run.
-        value: as the file has it.
-        metric: name of the loss in the file.
-        step: at which it was measured; None where the file does not say.
-        place: file and line, for messages.
+        name: Name of the model, the same for all its seeds.
+        seed: Seed of the run.
+        value: Loss as the file has it.
+        metric: Name of the loss in the file.
+        step: Step of the measurement; None where the file does not say.
+        origin: File and line, for messages.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Loss:
     value: float
     metric: str
     step: Any
-    place: str
+    origin: str
 
     @property
     def in_bits(self) -> bool:
@@ -76,25 +76,25 @@ class Loss:
 class _Record:
     """Row of a table, or one record of metrics."""
 
-    place: str
+    origin: str
     values: Mapping[str, Any]
 
 
 def read_losses(
-    given: Sequence[str | os.PathLike[str]], metric: str | None = None, column: str | None = None
+    files: Sequence[str | os.PathLike[str]], metric: str | None = None, column: str | None = None
 ) -> list[Loss]:
     """Read the losses of runs, in the order of the files.
 
     Args:
-        given: paths, of one run's metrics also as NAME:SEED=PATH.
-        metric: name of the loss; None: the only one of held-out text.
-        column: with the names of a table; None: the first of NAMES.
+        files: Paths, of one run's metrics also as NAME:SEED=PATH.
+        metric: Name of the loss; None: the only one of held-out text.
+        column: Column with the names of a table; None: the first of NAMES.
 
     Raises:
         UserError: a file is of no known format or lacks something, a run is there twice, a number
             is not finite, or the losses are not of one kind.
     """
-    losses = [loss for one in given for loss in _losses_of(os.fspath(one), metric, column)]
+    losses = [loss for file in files for loss in _losses_of(os.fspath(file), metric, column)]
     runs: dict[tuple[str, int], Loss] = {}
     for loss in losses:
         other = runs.setdefault((loss.name, loss.seed), loss)
@@ -102,12 +102,12 @@ def read_losses(
             curve = other.step != loss.step
             remedy = "keep each run's last line" if curve else "give one of them"
             raise UserError(
-                f"{other.place} and {loss.place} are both '{loss.name}' with seed {loss.seed}; "
+                f"{other.origin} and {loss.origin} are both '{loss.name}' with seed {loss.seed}; "
                 f"{remedy}, or name a metric file as NAME:SEED=PATH"
             )
         if _plain(losses[0].metric) != _plain(loss.metric):
             raise UserError(
-                f"{losses[0].place} has {losses[0].metric} and {loss.place} has {loss.metric}; "
+                f"{losses[0].origin} has {losses[0].metric} and {loss.origin} has {loss.metric}; "
                 "choose one for all with --metric"
             )
     return losses
@@ -115,51 +115,53 @@ def read_losses(
 
 def by_model(losses: Sequence[Loss]) -> dict[str, dict[int, float]]:
     """Return {model: {seed: loss}}, as the files have them."""
-    found: dict[str, dict[int, float]] = {one.name: {} for one in losses}
-    for one in losses:
-        found[one.name][one.seed] = one.value
-    return found
+    models: dict[str, dict[int, float]] = {loss.name: {} for loss in losses}
+    for loss in losses:
+        models[loss.name][loss.seed] = loss.value
+    return models
 
 
-def number(value: Any, what: str) -> float:
+def number(value: Any, label: str) -> float:
     """Return a loss as a number.
 
     Args:
-        value: as a file or a program gives it.
-        what: place and name of the loss, for the message.
+        label: Place and name of the loss, for the message.
 
     Raises:
-        UserError: it is not a finite number.
+        UserError: the value is not a finite number.
     """
     try:
-        found = float("" if isinstance(value, bool) else value)
+        # bool is a subclass of int, and True is no loss of 1.
+        loss = float("" if isinstance(value, bool) else value)
     except (TypeError, ValueError, OverflowError):
         raise UserError(
-            f"{what} is {str(value)[:40]!r}, which is not a number; write it as 3.312"
+            f"{label} is {str(value)[:40]!r}, which is not a number; write it as 3.312"
         ) from None
-    if not abs(found) <= _LARGEST:
+    if not abs(loss) <= _LARGEST:
         raise UserError(
-            f"{what} is {found:g}, not a finite loss, and no mean has it; leave this seed out of "
+            f"{label} is {loss:g}, not a finite loss, and no mean has it; leave this seed out of "
             "all models, and say so"
         )
-    return found
+    return loss
 
 
-def _losses_of(given: str, metric: str | None, column: str | None) -> list[Loss]:
-    path = expand_home(given)
-    named = None if os.path.exists(path) else re.fullmatch(r"(.+?):(\d{1,18})=(.+)", given)
-    if named:
-        path = expand_home(named[3])
+def _losses_of(file: str, metric: str | None, column: str | None) -> list[Loss]:
+    path = expand_home(file)
+    match = None if os.path.exists(path) else re.fullmatch(r"(.+?):(\d{1,18})=(.+)", file)
+    if match:
+        path = expand_home(match[3])
     records = _read(path)
     keys = list(dict.fromkeys(key for record in records for key in record.values))
+    # Reversed, so that the first of two keys with the same letters wins.
     by_word = {_plain(key): key for key in reversed(keys)}
     names = column or next((by_word[word] for word in NAMES if word in by_word), None)
     charted = {key: key.rpartition(" - ") for key in keys if " - " in key}
+    # W&B exports minimum and maximum beside each curve.
     charted = {key: cut for key, cut in charted.items() if not cut[2].endswith(("__MIN", "__MAX"))}
     if names is not None and names not in keys:
         raise UserError(f"{path} has no column '{names}'; it has {_listed(keys)}")
-    if named and (names or charted):
-        raise UserError(f"{path} has names of its own; give it without {named[1]}:{named[2]}=")
+    if match and (names or charted):
+        raise UserError(f"{path} has names of its own; give it without {match[1]}:{match[2]}=")
     if names:
         return _of_table(records, keys, names, metric, path=path)
     if charted:
@@ -175,32 +177,32 @@ def _losses_of(given: str, metric: str | None, column: str | None) -> list[Loss]
             f"it has {_listed(keys)}"
         )
     chosen = _metric(keys, metric, path)
-    run = (named[1], int(named[2])) if named else _run_of(_parts(path), str(path))
+    run = (match[1], int(match[2])) if match else _run_of(_names_in_path(path), str(path))
     return [_last(records, chosen, metric=chosen, run=run)]
 
 
 def _of_table(
     records: Sequence[_Record], keys: Sequence[str], names: str, metric: str | None, *, path: Path
 ) -> list[Loss]:
-    """Return the loss of each row; a seed may stand in the name where it has no column."""
-    others = [key for key in keys if key != names]
-    seeds = [key for key in others if key.lower() == "seed"]
-    seeds = seeds or [key for key in others if re.split(r"[./]", key.lower())[-1] == "seed"]
+    """Return the loss of each row; without a column of seeds, the names hold them."""
+    columns = [key for key in keys if key != names]
+    seeds = [key for key in columns if key.lower() == "seed"]
+    seeds = seeds or [key for key in columns if re.split(r"[./]", key.lower())[-1] == "seed"]
     if len(seeds) > 1:
         raise UserError(f"{path} has several columns of seeds, {_listed(seeds)}; leave one")
-    chosen = _metric([key for key in others if key not in seeds], metric, path, table=True)
+    chosen = _metric([key for key in columns if key not in seeds], metric, path, table=True)
     losses = []
     for record in records:
         raw = record.values.get(names)
         text = "" if raw is None else " ".join(str(raw).split())
         if not text or not text.isprintable():
-            raise UserError(f"{record.place} has no readable '{names}'; give the model a name")
+            raise UserError(f"{record.origin} has no readable '{names}'; give the model a name")
         if seeds:
-            seed = whole(record.values.get(seeds[0]), record.place)
-            alone, found = split_seed(text)
-            name = alone if found == seed and alone else text
+            seed = whole(record.values.get(seeds[0]), record.origin)
+            alone, seed_in_name = split_seed(text)
+            name = alone if seed_in_name == seed and alone else text
         else:
-            name, seed = _run_of([text], f"{record.place}: there is no column seed, and '{text}'")
+            name, seed = _run_of([text], f"{record.origin}: there is no column seed, and '{text}'")
         losses.append(_loss(record, chosen, metric=chosen, run=(name, seed)))
     return losses
 
@@ -211,67 +213,69 @@ def _last(records: Sequence[_Record], key: str, *, metric: str, run: tuple[str, 
     if key == VALIDATION_LOSS.tag:  # this program's own, whose null is a loss that is not finite
         last = [record for record in records if key in record.values][-1]
         if last.values[key] is None:
-            raise UserError(f"{last.place}: {key} is null, not a finite loss; leave the run out")
+            raise UserError(f"{last.origin}: {key} is null, not a finite loss; leave the run out")
     return _loss((having or records)[-1], key, metric=metric, run=run)
 
 
 def _loss(record: _Record, key: str, *, metric: str, run: tuple[str, int]) -> Loss:
     value = record.values.get(key)
     if value in (None, ""):
-        raise UserError(f"{record.place} has no {key}; add it, or leave the run out")
-    steps = [one for one in record.values if _plain(one) in STEPS]
-    steps.sort(key=lambda one: _plain(one) == "epoch")  # the last: a step says more
+        raise UserError(f"{record.origin} has no {key}; add it, or leave the run out")
+    steps = [name for name in record.values if _plain(name) in STEPS]
+    steps.sort(key=lambda name: _plain(name) == "epoch")  # the last: a step says more
     return Loss(
         name=run[0],
         seed=run[1],
-        value=number(value, f"{record.place}: {key}"),
+        value=number(value, f"{record.origin}: {key}"),
         metric=metric,
         step=record.values[steps[0]] if steps else None,
-        place=record.place,
+        origin=record.origin,
     )
 
 
-def _metric(keys: Sequence[str], wanted: str | None, path: Path, *, table: bool = False) -> str:
-    """Return the name of the loss; a plain `loss` only in tables: a trainer's is of training."""
-    if wanted is not None:
-        found = [key for key in keys if key == wanted] or [
-            key for key in keys if _plain(key) == _plain(wanted)
+def _metric(keys: Sequence[str], requested: str | None, path: Path, *, table: bool = False) -> str:
+    """Return the key of the loss; a plain `loss` counts in tables only."""
+    if requested is not None:
+        candidates = [key for key in keys if key == requested] or [
+            key for key in keys if _plain(key) == _plain(requested)
         ]
     else:
-        found = [key for key in keys if _plain(key) in HELD_OUT]
-        if table and not found:
-            found = [key for key in keys if _plain(key) == "loss"]
-    if len(found) == 1:
-        return found[0]
-    asked = f"'{wanted}'" if wanted else "column 'loss'" if table else "loss of held-out text"
-    problem = f"has several of this kind, {_listed(found)}" if found else f"has no {asked}"
-    remedy = "" if found else f"; it has {_listed(keys)}"
+        candidates = [key for key in keys if _plain(key) in HELD_OUT]
+        if table and not candidates:
+            candidates = [key for key in keys if _plain(key) == "loss"]
+    if len(candidates) == 1:
+        return candidates[0]
+    asked = f"'{requested}'" if requested else "column 'loss'" if table else "loss of held-out text"
+    problem = (
+        f"has several of this kind, {_listed(candidates)}" if candidates else f"has no {asked}"
+    )
+    remedy = "" if candidates else f"; it has {_listed(keys)}"
     raise UserError(f"{path} {problem}: choose one with --metric{remedy}")
 
 
 def split_seed(text: str) -> tuple[str, int | None]:
     """Return a run's name without its seed, and the seed: `baseline-seed_1`; None without one."""
-    found = _SEED.search(text)
-    if not found:
+    match = _SEED.search(text)
+    if not match:
         return text, None
-    return (text[: found.start()] + text[found.end() :]).strip("-_./ ()"), int(found[1])
+    return (text[: match.start()] + text[match.end() :]).strip("-_./ ()"), int(match[1])
 
 
-def _run_of(parts: Sequence[str], what: str) -> tuple[str, int]:
+def _run_of(parts: Sequence[str], label: str) -> tuple[str, int]:
     """Return name and seed of a run by the first of some texts that has a seed.
 
     A text that is a seed and nothing else has its name in the next one: `baseline/seed_1`.
     """
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         name, seed = split_seed(part)
         if seed is not None:
-            name = name or next(iter(parts[place + 1 :]), "")
+            name = name or next(iter(parts[index + 1 :]), "")
             if name:
                 return name, seed
-    raise UserError(f"{what} does not say name and seed, as 'baseline-seed_1' does; add them")
+    raise UserError(f"{label} does not say name and seed, as 'baseline-seed_1' does; add them")
 
 
-def _parts(path: Path) -> list[str]:
+def _names_in_path(path: Path) -> list[str]:
     """Return the names in a path, the last first; without the file's where TensorBoard gave it."""
     parts = [*reversed(path.absolute().parts)]
     if "tfevents" in parts[0]:
@@ -279,20 +283,19 @@ def _parts(path: Path) -> list[str]:
     return parts if path.is_dir() else [path.stem, *parts[1:]]
 
 
-def whole(value: Any, place: str) -> int:
+def whole(value: Any, origin: str) -> int:
     """Return a seed as a whole number; pandas writes 1.0.
 
     Args:
-        value: as a file or a program gives it.
-        place: of it, for the message.
+        origin: File and line of the seed, for the message.
 
     Raises:
-        UserError: it is not a whole number.
+        UserError: the value is not a whole number.
     """
     text = "" if isinstance(value, bool) else str(value).strip()
-    if found := re.fullmatch(r"([+-]?\d{1,18})(\.0*)?", text):
-        return int(found[1])
-    raise UserError(f"{place}: the seed is {text[:40]!r}, which is not a whole number")
+    if match := re.fullmatch(r"([+-]?\d{1,18})(\.0*)?", text):
+        return int(match[1])
+    raise UserError(f"{origin}: the seed is {text[:40]!r}, which is not a whole number")
 
 
 def _plain(name: str) -> str:
@@ -322,6 +325,7 @@ def _read(path: Path) -> list[_Record]:
     if "tfevents" in path.name and os.path.isfile(path):
         return _events([path])
     try:
+        # Excel begins a CSV with a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a file") from None
@@ -342,12 +346,16 @@ def _of_json(text: str, path: Path) -> list[_Record]:
     except (ValueError, RecursionError):
         lines = enumerate(text.split("\n"), start=1)
         return [
-            _record(_object(line), f"{path}, line {place}") for place, line in lines if line.strip()
+            _record(_object(line), f"{path}, line {line_number}")
+            for line_number, line in lines
+            if line.strip()
         ]
     history = whole.get("log_history", [whole]) if isinstance(whole, dict) else whole
     if not isinstance(history, list):
         raise UserError(f"{path}: log_history is not a list; give a {STATE} of Hugging Face")
-    return [_record(one, f"{path}, record {place}") for place, one in enumerate(history, start=1)]
+    return [
+        _record(entry, f"{path}, record {index}") for index, entry in enumerate(history, start=1)
+    ]
 
 
 def _object(line: str) -> Any:
@@ -357,15 +365,16 @@ def _object(line: str) -> Any:
         return None
 
 
-def _record(value: Any, place: str) -> _Record:
+def _record(value: Any, origin: str) -> _Record:
     if not isinstance(value, dict):
-        raise UserError(f'{place} is not a JSON object, such as {{"name": …, "seed": …}}')
-    return _Record(place, value)
+        raise UserError(f'{origin} is not a JSON object, such as {{"name": …, "seed": …}}')
+    return _Record(origin, value)
 
 
 def _of_csv(text: str, path: Path) -> list[_Record]:
     """Return the rows of a CSV, separated by commas, semicolons or tabs."""
     first = text.lstrip().partition("\n")[0]
+    # European exports separate by semicolons; the header shows which it is.
     reader = csv.reader(io.StringIO(text), delimiter=max(",;\t", key=first.count))
     rows = _rows(reader, path)
     header = next(rows, (0, []))[1]
@@ -395,23 +404,23 @@ def _rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _events(paths: Sequence[Path]) -> list[_Record]:
-    """Return every scalar of event files, by step: of two at one step the later file's is last."""
+    """Return all scalars of event files by step; at equal steps a later file comes last."""
     from google.protobuf.message import DecodeError
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.util.tensor_util import make_ndarray
 
-    found: list[tuple[int, _Record]] = []
+    by_step: list[tuple[int, _Record]] = []
     for path in paths:
         try:
             for event in EventFileLoader(str(path)).Load():
                 for value in event.summary.value:
                     if value.metadata.plugin_data.plugin_name == "scalars":
                         values = {"step": event.step, value.tag: make_ndarray(value.tensor).item()}
-                        found.append((event.step, _Record(f"{path}, step {event.step}", values)))
+                        by_step.append((event.step, _Record(f"{path}, step {event.step}", values)))
         except (OSError, DecodeError, ValueError) as error:
             raise UserError(
                 f"{path} is not a readable event file of TensorBoard ({error})"
             ) from None
-    if not found:
+    if not by_step:
         raise UserError(f"{paths[0]} has no scalar; give the event file of a run")
-    return [record for _, record in sorted(found, key=lambda pair: pair[0])]
+    return [record for _, record in sorted(by_step, key=lambda pair: pair[0])]

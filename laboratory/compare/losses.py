@@ -59,14 +59,14 @@ class LossComparison:
     """Losses of several models, each with the same seeds, against one of them.
 
     Attributes:
-        baseline: name of the model that the others are compared with.
-        scale: unit of the losses as they are shown.
+        baseline: Name of the model that the others are compared with.
+        scale: Unit of the losses as they are shown.
         losses: {model: {seed: loss}}, in nats.
         gaps: {model: its gap to the baseline}, in nats.
-        claims: {model: what was asked of it}; empty where nothing was.
-        sequential: the claims are judged after every pair, in the order of the seeds.
-        notes: what a reader must know, one sentence each.
-        command: the one that made the report; empty where a program did.
+        claims: {model: claim about it}; empty where nothing was asked.
+        sequential: Whether the claims are judged after every pair, in the order of the seeds.
+        notes: Sentences that a reader must know.
+        command: Command that made the report; empty where a program did.
     """
 
     baseline: str
@@ -126,7 +126,8 @@ class LossComparison:
     def _gaps(self, columns: Sequence[GapColumn], *, claims: bool = False) -> Table:
         rows = [GapRow((name,), gap) for name, gap in self.gaps.items()]
         titled = [
-            replace(one, title=f"gap, {self.scale.unit}") if one is GAP else one for one in columns
+            replace(column, title=f"gap, {self.scale.unit}") if column is GAP else column
+            for column in columns
         ]
         return gap_table(("model",), rows, titled, claims=claims)
 
@@ -140,7 +141,7 @@ class LossComparison:
         return Table(("model", "mean ± sd", *(f"seed {seed}" for seed in seeds)), rows)
 
     def _decision(self, name: str) -> Decision:
-        """Return where the trial of a model stands; pairs after the last look do not count."""
+        """Return the decision of a model's trial; pairs after the last look do not count."""
         return decide(self.gaps[name].differences[:LAST], self.claims[name])
 
     def _verdict(self, name: str) -> str:
@@ -213,15 +214,14 @@ def compare_losses(
     Args:
         losses: {model: {seed: loss}}, or paths of tables and of metric files, the latter also as
             NAME:SEED=PATH.
-        baseline: the model to compare with; None: the first.
-        metric: name of the loss in the files; None: the only one of held-out text.
-        names: column with the names in the tables; None: name, model, variant, run, design, arm.
+        baseline: The model to compare with; None: the first.
+        metric: Name of the loss in the files; None: the only one of held-out text.
+        names: Column with the names in the tables; None: name, model, variant, run, design, arm.
         unit: nats (a token) or bits (a byte); None: bits where the metric is called bpb.
-        question: are the others better, worse or within the margin? None: nothing is asked.
-        margin: percent of perplexity.
-        sequential: the question is judged after every pair, so that one may have looked at any
-            time.
-        out: directory for the report; None: none is written.
+        question: Whether the others are better, worse or within the margin; None: nothing is asked.
+        margin: Percent of perplexity.
+        sequential: Judge the question after every pair, so that one may have looked at any time.
+        out: Directory for the report; None: none is written.
 
     Raises:
         UserError: a file cannot be read, a loss is not finite, there is one model only, or a model
@@ -233,7 +233,7 @@ def compare_losses(
         files = [losses] if isinstance(losses, str | os.PathLike) else losses
         read = read_losses(files, metric, names)
         notes = _notes(read)
-        unit = unit or ("bits" if any(one.in_bits for one in read) else "nats")
+        unit = unit or ("bits" if any(loss.in_bits for loss in read) else "nats")
         losses = by_model(read)
     scale = SCALES.get(unit or "nats")
     if scale is None:
@@ -280,20 +280,20 @@ def _in_nats(
 
 
 def _refuse_unpaired(losses: Mapping[str, Mapping[int, float]], baseline: str) -> None:
-    """Refuse models that lack a seed of another: who drops pairs afterwards chooses a result."""
+    """Refuse models with different seeds, because dropping pairs afterwards selects a result."""
     for name in losses:
-        for one, other in ((name, baseline), (baseline, name)):
-            if lacking := sorted(losses[other].keys() - losses[one].keys()):
+        for model, other in ((name, baseline), (baseline, name)):
+            if lacking := sorted(losses[other].keys() - losses[model].keys()):
                 seeds = ", ".join(map(str, lacking))
                 raise UserError(
-                    f"'{one}' has no loss of seed {seeds}, which '{other}' has; pairs need both: "
+                    f"'{model}' has no loss of seed {seeds}, which '{other}' has; pairs need both: "
                     "add it, or leave the seed out of all models"
                 )
 
 
 def _notes(losses: Sequence[Loss]) -> list[str]:
-    """Return what a reader must know of the files."""
-    steps = sorted({str(one.step) for one in losses if one.step not in (None, "")})
+    """Return notes on the metric and the steps of the losses."""
+    steps = sorted({str(loss.step) for loss in losses if loss.step not in (None, "")})
     if not losses:
         return []
     notes = [f"Metric: {losses[0].metric}" + (", its last value in each run." if steps else ".")]

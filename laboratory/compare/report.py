@@ -74,10 +74,9 @@ class ModelText:
     """Text that the model of one run wrote after a prompt.
 
     Attributes:
-        variant: name of the run's variant.
-        seed: of the run.
-        prompt: what it was asked to continue.
-        text: what it wrote.
+        variant: Name of the run's variant.
+        prompt: Text that the model was asked to continue.
+        text: Text that the model wrote.
     """
 
     variant: str
@@ -95,10 +94,9 @@ def write_comparison(
     """Write all files of a comparison, each whole or not at all.
 
     Args:
-        comparison: what is written.
         out: directory, made if missing.
-        command: the one that made the report, cut where a line may break.
-        texts: what models wrote.
+        command: Command that made the report, cut where a line may break.
+        texts: Texts that models wrote.
     """
     write(comparison_document(comparison, command, texts), out)
     link_event_files(comparison, out / "tensorboard")
@@ -107,12 +105,11 @@ def write_comparison(
 def compare_command(
     runs: Sequence[Path], comparison: Comparison, out: Path
 ) -> list[tuple[str, ...]]:
-    """Return the command that makes a comparison again, cut where a line may break.
+    """Return the command that repeats a comparison, split where a line may break.
 
     Args:
-        runs: run directories as the user gave them.
-        comparison: the comparison.
-        out: its directory.
+        runs: Run directories as the user gave them.
+        out: Directory of the comparison.
     """
     command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
     command += [("--baseline", comparison.baseline), ("--out", str(out))]
@@ -124,12 +121,11 @@ def compare_command(
 def comparison_document(
     comparison: Comparison, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
 ) -> Document:
-    """Return everything that is written, but for the links.
+    """Return the document of a comparison: everything that is written except links.
 
     Args:
-        comparison: what is written.
-        command: the one that made the report, cut where a line may break.
-        texts: what models wrote.
+        command: Command that made the report, cut where a line may break.
+        texts: Texts that models wrote.
     """
     return Document(
         page=report_page(comparison, command, texts),
@@ -173,7 +169,7 @@ def _content(gap: PairedGap | None) -> dict[str, Any] | None:
 
 
 def _trend_fields(trend: Trend) -> dict[str, Any]:
-    """Return a trend; of its slope, the statistics and each seed's own."""
+    """Return a trend as JSON, with the statistics of its slope and the slope of each seed."""
     slope = trend.slope
     by_seed = {str(seed): value for seed, value in zip(slope.seeds, slope.differences, strict=True)}
     kept = {key: getattr(slope, key) for key in _SLOPE_KEYS}
@@ -199,12 +195,7 @@ def _inlined(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print two tables that fit 100 columns, and what a reader must know.
-
-    Args:
-        comparison: what is printed.
-        console: where it is printed.
-    """
+    """Print two tables that fit 100 columns, and the summary sentences."""
     tables = (quality_summary(comparison), cost_summary(comparison))
     show((*_headlines(comparison), *tables, in_short(comparison)), console, lines=True)
 
@@ -215,9 +206,8 @@ def report_page(
     """Return the blocks of report.md and report.html.
 
     Args:
-        comparison: what is shown.
-        command: the one that made the report, cut where a line may break.
-        texts: what models wrote.
+        command: Command that made the report, cut where a line may break.
+        texts: Texts that models wrote.
     """
     return [
         "# Comparison of runs",
@@ -247,7 +237,7 @@ def report_page(
 
 
 def _headlines(comparison: Comparison) -> list[str]:
-    """Return what was compared with what, on how many tokens."""
+    """Return the sentences on baseline, subject, tokens and unigram perplexity."""
     tokens = sorted({run.result.tokens for run in comparison.runs})
     lengths = sorted({run.config["data"]["sequence_length"] for run in comparison.runs})
     unigram = sorted({round(run.result.unigram_perplexity, 2) for run in comparison.runs})
@@ -269,12 +259,13 @@ def _either(values: Sequence[float], form: str = ",") -> str:
 
 
 def in_short(comparison: Comparison) -> list[str]:
-    """Return the sentences below "In short": results first, then what a reader must know.
+    """Return the sentences below "In short": results first, then notes.
 
     Where a line is drawn over the subject, each variant is there at its last value alone.
     """
     shown = comparison.others
     if comparison.trends:
+        # Later variants of a label replace earlier ones: the last value of the subject stays.
         shown = tuple({variant.label: variant for variant in shown}.values())
     left = len(comparison.others) - len(shown)
     return [
@@ -290,22 +281,22 @@ def in_short(comparison: Comparison) -> list[str]:
 
 def _speed(comparison: Comparison, shown: Sequence[Variant]) -> list[str]:
     """Return speed and peak memory of the variants whose pairs were measured side by side."""
-    said = [
+    sentences = [
         f"{variant.name}: a token took {_ratio(variant.speed)} of the seconds that it took "
         f"{variant.baseline}, {len(variant.runs)} pairs of runs side by side"
         f"{_peak(comparison, variant)}."
         for variant in shown
         if variant.speed
     ]
-    others = [variant.name for variant in shown if not variant.speed]
-    if others:
-        of = f" of {', '.join(others)}" if said else ""
-        said.append(
-            f"Speed and peak memory{of} were not measured side by side, which takes "
+    unmeasured = [variant.name for variant in shown if not variant.speed]
+    if unmeasured:
+        which = f" of {', '.join(unmeasured)}" if sentences else ""
+        sentences.append(
+            f"Speed and peak memory{which} were not measured side by side, which takes "
             f"{FEWEST_SEEDS} pairs of runs on one machine, each pair without a pause: "
             "benchmarks/step/measure.py measures a ratio."
         )
-    return said
+    return sentences
 
 
 def _ratio(ratio: Ratio) -> str:
@@ -316,8 +307,10 @@ def _ratio(ratio: Ratio) -> str:
 
 def _peak(comparison: Comparison, variant: Variant) -> str:
     """Return the peak of a device; that of a host process is an accident of its allocator."""
-    own, base = (one.cost.peak_device_bytes for one in (variant, comparison.base_of(variant)))
-    return f"; peak memory of a device {percent(own / base)}" if own and base else ""
+    peak, base_peak = (
+        side.cost.peak_device_bytes for side in (variant, comparison.base_of(variant))
+    )
+    return f"; peak memory of a device {percent(peak / base_peak)}" if peak and base_peak else ""
 
 
 def _costs(comparison: Comparison, shown: Sequence[Variant]) -> list[str]:
@@ -329,7 +322,7 @@ def _costs(comparison: Comparison, shown: Sequence[Variant]) -> list[str]:
 
 
 def _at_equal_flops(comparison: Comparison, variant: Variant) -> list[str]:
-    """Return the gap at equal FLOPs, unless that is the report's own gap or is not known."""
+    """Return the gap at equal FLOPs, where it is known and not the report's own gap."""
     compute = variant.compute
     if compute is None or compute.gap is None or comparison.match != "tokens":
         return []
@@ -344,7 +337,7 @@ def _size(gap: PairedGap) -> str:
 
 
 def _counted(comparison: Comparison, variant: Variant) -> list[str]:
-    """Return FLOPs and bytes of the model states, which no clock decides."""
+    """Return FLOPs and bytes of the model states, which are counted, not timed."""
     base = comparison.base_of(variant)
     parts = []
     if variant.theory and base.theory:
@@ -372,14 +365,14 @@ def _compute(comparison: Comparison) -> list[Block]:
 
 
 def _texts(texts: Sequence[ModelText]) -> list[Block]:
-    """Return what the models wrote, prompt by prompt, fenced by more backticks than are in it."""
+    """Return the models' texts by prompt, fenced by more backticks than they contain."""
     if not texts:
         return []
     title = "What each variant's first run wrote, drawn with one seed."
     blocks: list[Block] = ["## Text of the models", title]
     for prompt in dict.fromkeys(text.prompt for text in texts):
         blocks.append(f"### After “{' '.join(prompt.split())}”")
-        for text in (each for each in texts if each.prompt == prompt):
+        for text in (candidate for candidate in texts if candidate.prompt == prompt):
             longest = max([2, *(len(run) for run in re.findall("`+", text.text))])
             fence = "`" * (longest + 1)
             blocks += [f"{text.variant}, seed {text.seed}:", f"{fence}\n{text.text}\n{fence}"]
@@ -387,12 +380,14 @@ def _texts(texts: Sequence[ModelText]) -> list[Block]:
 
 
 def _prices(comparison: Comparison) -> list[str]:
-    """Return where the learning curves come from, and what is left out."""
+    """Return sentences on the origin of the learning curves and on missing numbers."""
     names: dict[str | None, list[str]] = {}
     for variant in comparison.others:
         curve = variant.compute.curve if variant.compute else None
         names.setdefault(curve, []).append(variant.name)
-    sentences = [_CURVES[curve].format(", ".join(of)) for curve, of in names.items()]
+    sentences = [
+        _CURVES[curve].format(", ".join(variant_names)) for curve, variant_names in names.items()
+    ]
     if not all(variant.bytes_per_token for variant in comparison.variants):
         sentences.append(
             "No bits per byte: the runs' data.json does not have the bytes of the held-out text."
@@ -415,7 +410,7 @@ def _cost(comparison: Comparison) -> list[Block]:
 
 
 def _origins(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return commit, versions and devices that trained the runs, the most frequent first."""
+    """Return the commits, versions and devices of the runs, the most frequent first."""
     origins: Counter[str] = Counter()
     for run in runs:
         facts = run.environment
@@ -429,7 +424,7 @@ def _origins(runs: Sequence[FinishedRun]) -> list[str]:
 
 
 def gap_definitions(comparisons: int) -> list[str]:
-    """Return the formulas of gaps and their tests, where a report has so many comparisons."""
+    """Return the formulas of gaps and their tests for a report with `comparisons` gaps."""
     return [
         "Gap: d_i = loss of the variant - loss of the baseline at seed i. The interval is "
         f"mean(d) ± t({(1 + CONFIDENCE) / 2:.3f}, n - 1) sd(d) / √n, not adjusted for the number "
@@ -447,8 +442,8 @@ def definitions(comparisons: int, trends: int = 0) -> list[str]:
     """Return the formulas of a report; docs/comparison.md explains them.
 
     Args:
-        comparisons: number of gaps in the report.
-        trends: number of slopes in the report.
+        comparisons: Number of gaps in the report.
+        trends: Number of slopes in the report.
     """
     line = (
         "Change per doubling: for each seed that has a gap at every value x of the subject where "
@@ -491,8 +486,7 @@ def link_event_files(comparison: Comparison, directory: Path) -> None:
     Only links are removed from an older directory, and folders that are then empty.
 
     Args:
-        comparison: of the runs.
-        directory: of the links, made if missing.
+        directory: Directory of the links, made if missing.
     """
     for folder in sorted(directory.glob("*")):
         if folder.is_dir() and not folder.is_symlink():
@@ -504,8 +498,10 @@ def link_event_files(comparison: Comparison, directory: Path) -> None:
         for run in group.runs:
             events = RunDirectory(run.path).tensorboard
             if events.is_dir():
+                # A group's name has spaces and slashes; file systems allow 255 bytes.
                 name = re.sub(r"[^A-Za-z0-9+=._,%-]+", "_", group.name)[:200]
                 folder = directory / (name.lstrip(".") or "_")
                 folder.mkdir(parents=True, exist_ok=True)
+                # Relative links survive when the comparison and the runs are moved together.
                 target = os.path.relpath(events.resolve(), folder.resolve())
                 (folder / f"seed-{run.seed}").symlink_to(target)

@@ -106,7 +106,7 @@ def _of_compute(title: str, show: Callable[[EqualCompute], str]) -> Column[Varia
 
 
 def _times(ratio: Ratio | None, compute: EqualCompute) -> str:
-    """Return a ratio with its interval; a star where it needed the curve past its end."""
+    """Return a ratio with its interval, starred if it needed the curve past its end."""
     text = NOTHING
     if ratio is not None:
         ends = "" if ratio.low is None else f" [{number(ratio.low, 2)}, {number(ratio.high, 2)}]"
@@ -186,14 +186,14 @@ def convergence_table(comparison: Comparison) -> Table:
     """Return steps and tokens to the loss that the baseline had at each share of its tokens."""
     fractions = enumerate(comparison.variants[0].reaches)
     columns = [
-        _reached(f"{share(reach.fraction)}: steps; tokens", place) for place, reach in fractions
+        _reached(f"{share(reach.fraction)}: steps; tokens", index) for index, reach in fractions
     ]
     return table_of(comparison.variants, [NAME, *columns])
 
 
-def _reached(title: str, place: int) -> Column[Variant]:
+def _reached(title: str, index: int) -> Column[Variant]:
     def cell(variant: Variant) -> str:
-        reach = variant.reaches[place]
+        reach = variant.reaches[index]
         if reach.steps is None or reach.tokens is None:
             return f"{reach.reached} of {reach.pairs} runs got there"
         text = f"{mean_sd(reach.steps, 0)}; {number(reach.tokens.mean, 0)}"
@@ -227,13 +227,13 @@ class Measure:
     """Row of the cost table: the measured number and, where there is a formula, the expected one.
 
     Attributes:
-        title: of the row.
-        field: where the number stands in `Cost`, and the expected one in `Theory`.
-        show: returns the number as text.
-        digits: of the median and quartiles, where the cost table shows these.
-        formula: where the expected number of another unit stands, of which the ratio is shown.
-        by_chance: company on the machine, or an allocator, moves the number by more than a variant
-            does: its distance to the baseline is not shown.
+        title: Title of the row.
+        field: Dotted path of the number in `Cost`, and of the expected one in `Theory`.
+        show: Function that returns the number as text.
+        digits: Digits of the median and quartiles, where the cost table shows these.
+        formula: Dotted path of an expected number of another unit, of which the ratio is shown.
+        by_chance: Whether company on the machine, or an allocator, moves the number by more than a
+            variant does: its distance to the baseline is not shown.
     """
 
     title: str
@@ -245,11 +245,10 @@ class Measure:
 
 
 def cost_table(comparison: Comparison, stratum: str) -> Table:
-    """Return measures down, variants across; below a measured row, the same by formula.
+    """Return a table of measures by variants, with values by formula below measured ones.
 
     Args:
-        comparison: all variants.
-        stratum: values of the subject of those that are shown.
+        stratum: Values of the subject of the variants that are shown.
     """
     variants = [variant for variant in comparison.variants if variant.stratum == stratum]
     pairs = [(variant, comparison.base_of(variant)) for variant in variants]
@@ -258,11 +257,11 @@ def cost_table(comparison: Comparison, stratum: str) -> Table:
         title = measure.title
         formula = measure.formula or measure.field
         if any(_number(variant.cost, measure.field) is not None for variant in variants):
-            cells = [_measured(measure, own, base, measure.digits) for own, base in pairs]
+            cells = [_measured(measure, variant, base, measure.digits) for variant, base in pairs]
             rows.append((title, *cells))
         if any(_number(variant.theory, formula) is not None for variant in variants):
             title = "· by formula" if rows and rows[-1][0] == title else f"{title}, by formula"
-            rows.append((title, *(_expected(measure, own, base) for own, base in pairs)))
+            rows.append((title, *(_expected(measure, variant, base) for variant, base in pairs)))
     return Table(("", *(variant.label for variant in variants)), rows)
 
 

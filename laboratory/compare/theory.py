@@ -30,12 +30,12 @@ class Theory:
     """Sizes and costs by formula.
 
     Attributes:
-        phases: number of phases of training.
-        size: parameters in the last phase, as in audit.json.
-        model_flops_per_token: of a training step.
-        executed_flops_per_token: without what is frozen, mean over all steps; what recomputation
-            adds is not in it.
-        states: bytes in the last phase, sums over ranks.
+        phases: Number of phases of training.
+        size: Parameters in the last phase, as in audit.json.
+        model_flops_per_token: Model FLOPs of a training step, per token.
+        executed_flops_per_token: The same without what is frozen, mean over all steps; what
+            recomputation adds is not in it.
+        states: Bytes in the last phase, sums over ranks.
     """
 
     phases: int
@@ -46,7 +46,7 @@ class Theory:
 
 
 def expected_cost(run: FinishedRun) -> Theory | None:
-    """Return the formulas' values at a run's settings; None if this version cannot read them."""
+    """Return the costs by formula at a run's settings; None if this version cannot read them."""
     try:
         config = parse_config(run.config)
     except (UserError, MethodError):
@@ -58,6 +58,7 @@ def expected_cost(run: FinishedRun) -> Theory | None:
     replicas = int(run.environment.get("world_size", tensor_parallel)) // tensor_parallel
     every = config.inventories[-1]
     whole = [tensor for tensor in every if tensor.trains and tensor.cut is None]
+    # Parameters that are not split exist once more on every further tensor-parallel rank.
     again = tensor_parallel - 1
     rules = config.optimizer.rules
     held = count.trainable + again * sum(tensor.elements for tensor in whole)
@@ -65,6 +66,7 @@ def expected_cost(run: FinishedRun) -> Theory | None:
     stage = run.zero_stage
     weight = _BYTES[config.precision.dtype]
     gradient = _BYTES[config.precision.grad_accum_dtype if weight == 2 else "fp32"]
+    # Without ZeRO an fp32 optimizer steps the weights themselves and keeps no copy.
     master = 0 if stage == 0 and weight == 4 else _MASTER_WEIGHT
     return Theory(
         phases=len(phases),

@@ -27,11 +27,11 @@ class Point:
     """Gap at one value of the subject, in nats per token.
 
     Attributes:
-        value: of the subject.
-        pairs: all pairs of runs there.
-        mean: mean gap.
-        low: lower end of its 95 % interval; None for a single pair.
-        high: upper end.
+        value: Value of the subject.
+        pairs: All pairs of runs there.
+        mean: Mean gap.
+        low: Lower end of its 95 % interval; None for a single pair.
+        high: Upper end.
     """
 
     value: float
@@ -46,13 +46,13 @@ class Trend:
     """Gap of one variant over the values of a subject, in nats per token.
 
     Attributes:
-        label: of the variant.
-        subject: key of the config, or `tokens`.
-        points: gaps by ascending value.
+        label: Label of the variant.
+        subject: Key of the config, or `tokens`.
+        points: Gaps by ascending value.
         slope: `differences` are the b of its `seeds`; `t_p_holm` is adjusted over all slopes of the
             report.
-        intercept: mean of a.
-        residual: largest distance of those seeds' mean gaps from the mean line; None where two
+        intercept: Mean of a.
+        residual: Largest distance of those seeds' mean gaps from the mean line; None where two
             values leave none.
     """
 
@@ -88,7 +88,6 @@ def fit_trends(
     """Fit a line for every variant with gaps at two values or more.
 
     Args:
-        subject: its name.
         gaps: {variant's label: {value of the subject: its gap there}}.
 
     Returns:
@@ -105,6 +104,7 @@ def fit_trends(
                 f"No line over {subject} for {label}: fewer than two seeds have a gap at each of "
                 f"its {len(by_value)} values."
             )
+    # Holm's correction is over all slopes of the report.
     slopes = adjust([trend.slope for trend in fitted])
     adjusted = [
         replace(trend, slope=slope) for trend, slope in zip(fitted, slopes, strict=True) if slope
@@ -120,6 +120,7 @@ def _fit(label: str, subject: str, gaps: Mapping[float, PairedGap]) -> Trend | N
     x = np.log2(np.array(list(gaps), dtype=np.float64))
     y = np.array([[at_value[seed] for seed in seeds] for at_value in by_seed])  # [values, seeds]
     design = np.stack([np.ones_like(x), x], axis=1)
+    # One solve for all seeds: each column of y is a seed.
     intercepts, slopes = np.linalg.lstsq(design, y, rcond=None)[0].round(_ROUNDING)
     by_slope = dict(zip(seeds, slopes.tolist(), strict=True))
     slope = mean_over_seeds(by_slope)
@@ -145,7 +146,7 @@ def value_text(value: float) -> str:
 
 
 def trend_sentence(trend: Trend) -> str:
-    """Return what the line of a variant says."""
+    """Return the line of a variant as a sentence."""
     slope = trend.slope
     first, *_, last = (value_text(point.value) for point in trend.points)
     parts = [

@@ -79,8 +79,8 @@ def tasks(
 
     Example: python -m pretrain evaluate tasks runs/* --tasks blimp,arc_easy --out tasks
     """
-    wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    if not wanted:
+    task_names = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not task_names:
         raise UserError("--tasks names no task; give some, such as --tasks lambada_openai,arc_easy")
     refuse_unwritable(out)
     from laboratory.runs.finished import leave_out_others
@@ -106,7 +106,7 @@ def tasks(
 
     device = "cuda" if use_cuda() else "cpu"
     versions = require_harness(device)
-    measured = load_tasks(wanted, include_path, num_fewshot, limit)
+    measured = load_tasks(task_names, include_path, num_fewshot, limit)
     settings = Settings(
         batch_size=batch_size,
         device=device,
@@ -237,7 +237,7 @@ evaluate.command()(glue)
 
 
 def _command(runs: Sequence[Path], options: Mapping[str, object]) -> list[tuple[str, ...]]:
-    """Return the words of `evaluate tasks` that make a report, in groups that share a line."""
+    """Return the `evaluate tasks` command of a report, split where a line may break."""
     command = [("python", "-m", "pretrain", "evaluate", "tasks"), *((str(run),) for run in runs)]
     return command + [(key, str(value)) for key, value in options.items() if value is not None]
 
@@ -255,7 +255,7 @@ def _ascending(option: str, text: str) -> tuple[int, ...]:
 
 
 def _read_runs(paths: Sequence[Path]) -> list[FinishedRun]:
-    """Read finished runs; refuse other data, and runs without weights, before any is loaded."""
+    """Read finished runs of one data set, and refuse runs without a checkpoint."""
     from laboratory.runs.finished import leave_out_others, read_finished_run
     from pretrain.runs.directory import RunDirectory
 
@@ -280,7 +280,7 @@ def _read_runs(paths: Sequence[Path]) -> list[FinishedRun]:
 def _measure(
     runs: Sequence[FinishedRun], measure: Callable[[TrainedModel, str, ParallelContext], Measured]
 ) -> list[Measured]:
-    """Load one model after the other and measure each, given the name of its group."""
+    """Load and measure one model after another, each with the name of its group."""
     from laboratory.evaluation.heads.trained_model import load_trained_model
     from laboratory.reporting.progress import WorkDisplay
     from laboratory.study.seeds import group_by_method

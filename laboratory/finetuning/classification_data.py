@@ -30,12 +30,12 @@ class Task:
     """A task of one or two sentences.
 
     Attributes:
-        name: as on the hub.
-        labels: names in the order of their numbers; empty for a score in a range.
-        first: column of the first sentence.
-        metrics: what GLUE reports, whose mean is the task's score.
-        second: the same of the second sentence; empty: there is none.
-        scores: the range, where there are no labels.
+        name: Name of the task on the hub.
+        labels: Names in the order of their numbers; empty for a score in a range.
+        first: Column of the first sentence.
+        metrics: Metrics that GLUE reports, whose mean is the task's score.
+        second: Column of the second sentence; empty: there is none.
+        scores: The range, where there are no labels.
     """
 
     name: str
@@ -124,9 +124,9 @@ class Example:
     """Example of a task.
 
     Attributes:
-        first: the first sentence.
-        second: the second one; None: there is none.
-        label: number of the label, or the score.
+        first: The first sentence.
+        second: The second one; None: there is none.
+        label: Number of the label, or the score.
     """
 
     first: str
@@ -139,10 +139,9 @@ class TaskData:
     """Examples of a task.
 
     Attributes:
-        task: the task.
-        train: to train on.
-        validation: to report.
-        mismatched: MNLI's of other genres.
+        train: Examples to train on.
+        validation: Examples to report.
+        mismatched: Examples of MNLI in other genres.
     """
 
     task: Task
@@ -174,8 +173,7 @@ def read_task(task: Task, data: Path) -> TaskData:
     """Read the examples of a task.
 
     Args:
-        task: the task.
-        data: directory with the task's folder, or that folder.
+        data: Directory with the task's folder, or that folder.
 
     Raises:
         UserError: no such folder, no file of a split or several kinds of them, or a row that is not
@@ -196,10 +194,6 @@ def read_task(task: Task, data: Path) -> TaskData:
 
 def read_examples(task: Task, paths: Sequence[Path]) -> list[Example]:
     """Read the examples of files, one after the other.
-
-    Args:
-        task: the task.
-        paths: its files.
 
     Raises:
         UserError: a file cannot be read, or a row is not an example of the task.
@@ -239,15 +233,15 @@ def _label(task: Task, record: Record) -> int | float:
         low, high = task.scores
         if not low <= score <= high:
             raise UserError(
-                f"{record.place}: the label of {task.name} is '{value}', not {low:g} to {high:g}"
+                f"{record.origin}: the label of {task.name} is '{value}', not {low:g} to {high:g}"
             )
         return score
     if value in task.labels:
         return task.labels.index(value)
     numbers = [str(number) for number in range(len(task.labels))]
     if isinstance(value, bool) or str(value) not in numbers:
-        known = ", ".join(f"{number} ({name})" for number, name in enumerate(task.labels))
+        labels = ", ".join(f"{number} ({name})" for number, name in enumerate(task.labels))
         raise UserError(
-            f"{record.place}: '{value}' is not a label of {task.name}; these are {known}"
+            f"{record.origin}: '{value}' is not a label of {task.name}; these are {labels}"
         )
     return int(value)

@@ -31,8 +31,8 @@ class Encoded:
     """Examples as ids.
 
     Attributes:
-        items: the examples.
-        shortened: how many did not fit and were cut.
+        items: The examples.
+        shortened: How many did not fit and were cut.
     """
 
     items: Sequence[Item]
@@ -57,11 +57,10 @@ def encode_examples(
     """Encode examples for a model that reads from left to right.
 
     Args:
-        task: of the examples.
-        examples: texts with their labels.
-        to_ids: ids of texts, without any that mark their ends.
-        start: the id that stands before every example.
-        longest: ids of an example at most; of two sentences the longer one is cut first, at its
+        examples: Texts with their labels.
+        to_ids: Ids of texts, without any that mark their ends.
+        start: The id that stands before every example.
+        longest: Ids of an example at most; of two sentences the longer one is cut first, at its
             end.
     """
     columns = [to_ids([example.first for example in examples])]
@@ -79,11 +78,11 @@ def encode_examples(
 
 
 def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
-    """Cut one list, or two, so that they fit; of two the longer one is cut first.
+    """Cut one or two lists of ids to fit into `room`; the longer of two is cut first.
 
     Args:
-        parts: ids of each sentence.
-        room: most ids of both together.
+        parts: Ids of each sentence.
+        room: Most ids of both together.
     """
     first, *rest = parts
     if not rest:
@@ -100,13 +99,13 @@ def set_aside(
     The examples that are reported must not choose the weights they are reported of.
 
     Args:
-        examples: all training examples.
-        part: share that is set aside.
-        most: largest number that is set aside.
-        seed: of the draw.
+        examples: All training examples.
+        part: Share that is set aside.
+        most: Largest number that is set aside.
+        seed: Seed of the draw.
 
     Raises:
-        UserError: there are too few for both.
+        UserError: the examples are too few for both.
     """
     count = min(most, max(1, round(part * len(examples))))
     if len(examples) < 2 * count:
@@ -114,6 +113,7 @@ def set_aside(
             f"{len(examples)} training examples are too few to set some aside; give more"
         )
     order = np.random.default_rng(seed).permutation(len(examples))
+    # Sorted: only the choice is random, and the Trainer shuffles by its own seed.
     return [examples[i] for i in np.sort(order[count:])], [
         examples[i] for i in np.sort(order[:count])
     ]

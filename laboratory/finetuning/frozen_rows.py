@@ -54,62 +54,48 @@ class _Part(NamedTuple):
 def freeze(model: nn.Module, rows: Rows) -> None:
     """Freeze rows of weights, and the biases that belong to them.
 
-    Args:
-        model: whose weights they are.
-        rows: to freeze.
-
     Raises:
         UserError: the model has no such weight, or not so many rows.
     """
-    for part in _parts(model, rows):
+    for part in _frozen_parts(model, rows):
         if bool(part.entries.all()):
             part.tensor.requires_grad_(False)
         else:
             kept = _Kept(part.tensor, part.entries)
+            # A masked gradient is not enough: weight decay would still shrink the frozen entries.
             parametrize.register_parametrization(part.module, part.attribute, kept)
 
 
 def frozen_digest(model: nn.Module, rows: Rows) -> str:
-    """Return the SHA-256 of the bits of rows and their biases, as the model computes with them.
-
-    Args:
-        model: whose weights they are.
-        rows: that are frozen.
-    """
+    """Return the SHA-256 of the bits of rows and their biases, as the model computes with them."""
     digest = hashlib.sha256()
-    for part in _parts(model, rows):
+    for part in _frozen_parts(model, rows):
         digest.update(f"{part.name} {part.attribute}".encode())
         digest.update(_bits(part.tensor.detach()[part.entries]))
     return digest.hexdigest()
 
 
 def remember(model: nn.Module, rows: Rows) -> State:
-    """Return the state of the model before training.
-
-    Args:
-        model: to be trained.
-        rows: that are frozen.
-    """
+    """Return the state of the model before training."""
     return frozen_digest(model, rows), _trained_digests(model)
 
 
-def what_changed(model: nn.Module, rows: Rows, before: State, head: str) -> dict[str, Any]:
-    """Check that the frozen rows are the same bits, and that others changed.
+def what_changed(model: nn.Module, rows: Rows, state: State, head: str) -> dict[str, Any]:
+    """Check that frozen rows kept their bits and that other weights changed.
 
     Args:
-        model: after its training.
-        rows: that were frozen.
-        before: what `remember` returned.
-        head: first letters of the name of the new head's weight.
+        model: Model after its training.
+        state: What `remember` returned.
+        head: First letters of the name of the new head's weight.
 
     Returns:
         Numbers of frozen tensors and entries, the digest, and tensors that changed and did not.
 
     Raises:
         RuntimeError: a frozen bit changed.
-        UserError: nothing, or not the head, has changed.
+        UserError: no weight, or not the head, has changed.
     """
-    (frozen, trained) = before
+    (frozen, trained) = state
     (after, now) = remember(model, rows)
     if after != frozen:
         raise RuntimeError(
@@ -117,11 +103,11 @@ def what_changed(model: nn.Module, rows: Rows, before: State, head: str) -> dict
         )
     changed = [name for name in now if now[name] != trained[name]]
     if not any(name.startswith(head) for name in changed):
-        what = "no weight" if not changed else f"not the head ({head})"
-        raise UserError(f"fine-tuning changed {what}: raise --learning-rate or --epochs")
+        unchanged = "no weight" if not changed else f"not the head ({head})"
+        raise UserError(f"fine-tuning changed {unchanged}: raise --learning-rate or --epochs")
     return {
         "frozen_tensors": len(rows),
-        "frozen_entries": sum(int(part.entries.sum()) for part in _parts(model, rows)),
+        "frozen_entries": sum(int(part.entries.sum()) for part in _frozen_parts(model, rows)),
         "frozen_sha256": after,
         "frozen_bits_equal": True,
         "changed_tensors": len(changed),
@@ -129,7 +115,7 @@ def what_changed(model: nn.Module, rows: Rows, before: State, head: str) -> dict
     }
 
 
-def _parts(model: nn.Module, rows: Rows) -> Iterator[_Part]:
+def _frozen_parts(model: nn.Module, rows: Rows) -> Iterator[_Part]:
     """Yield every weight and bias that has frozen rows, by name."""
     for name, ranges in sorted(rows.items()):
         try:

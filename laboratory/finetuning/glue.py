@@ -58,12 +58,12 @@ class Plan:
     """Plan of fine-tunings of exports, each with the seeds 1 … `seeds`.
 
     Attributes:
-        models: the exports.
-        groups: the same by method.
+        models: The exports.
+        groups: The same by method.
         settings: hyperparameters.
-        seeds: of a new head, the order of examples, dropout, and which examples are set aside.
-        max_length: ids of an example at most; None: as long as the model's own sequences.
-        train_query_key: Q and K train like everything else.
+        seeds: Number of seeds, each of a new head, the order of examples, dropout and the split.
+        max_length: Ids of an example at most; None: as long as the model's own sequences.
+        train_query_key: Whether Q and K train like everything else.
     """
 
     models: Sequence[Pretrained]
@@ -77,17 +77,11 @@ class Plan:
 class GlueFineTuning:
     """Fine-tuning of an export on a task of GLUE, without the seed.
 
-    Args:
-        plan: of all fine-tunings.
-        model: to fine-tune.
-        tokenizer: of the model.
-        data: of the task.
-
     Attributes:
-        identity: everything that decides the result, beside the seed; as JSON gives it back.
-        train: examples to train on, of which each seed sets some aside.
+        identity: Everything that decides the result, beside the seed; as JSON gives it back.
+        train: Examples to train on, of which each seed sets some aside.
         judged: {name: examples} to compute the outputs of, after the training.
-        name: of model and task.
+        name: Name of model and task.
     """
 
     def __init__(self, plan: Plan, model: Pretrained, tokenizer: Tokenizer, data: TaskData) -> None:
@@ -120,9 +114,11 @@ class GlueFineTuning:
         }
 
     def file_name(self, seed: int) -> str:
-        """Return the name of the kept result; models of one name have results of their own."""
-        place = hashlib.sha256(str(self.model.directory.resolve()).encode()).hexdigest()[:8]
-        return f"{self.name}-{seed}-{place}".replace("/", "_")
+        """Return the file name of a result, unique among models of one name."""
+        directory_digest = hashlib.sha256(str(self.model.directory.resolve()).encode()).hexdigest()[
+            :8
+        ]
+        return f"{self.name}-{seed}-{directory_digest}".replace("/", "_")
 
     def run(self, seed: int) -> dict[str, Any]:
         """Fine-tune with one seed, and check what stayed frozen.
@@ -136,10 +132,11 @@ class GlueFineTuning:
             RuntimeError: frozen rows changed, which is a defect.
         """
         train, aside = set_aside(self.train.items, ASIDE, MOST_ASIDE, seed)
+        # Before the model is loaded: its new head is the first thing drawn.
         begin(seed)
         model = load_classifier(self.model, self.task, self.tokenizer.start)
         freeze(model, self.frozen_rows)
-        before = remember(model, self.frozen_rows)
+        state = remember(model, self.frozen_rows)
         course, outputs = fine_tune(
             model,
             train,
@@ -150,7 +147,9 @@ class GlueFineTuning:
             judge=self._judge,
             judged={name: encoded.items for name, encoded in self.judged.items()},
         )
-        predictions = {name: predictions_of(self.task, made) for name, made in outputs.items()}
+        predictions = {
+            name: predictions_of(self.task, task_outputs) for name, task_outputs in outputs.items()
+        }
         result = {
             **self._scores(predictions),
             "items": sum(map(len, self.judged.values())),
@@ -162,17 +161,17 @@ class GlueFineTuning:
             },
             "training": course,
             "query_key": "trained" if self.plan.train_query_key else "as in the pretraining",
-            "weights": what_changed(model, self.frozen_rows, before, HEAD),
+            "weights": what_changed(model, self.frozen_rows, state, HEAD),
             "predictions": {name: predicted.tolist() for name, predicted in predictions.items()},
         }
         return {"result": result}
 
     def _judge(self, labels: np.ndarray, outputs: np.ndarray) -> float:
-        """Return the task's score of examples that are set aside."""
+        """Return the task's score on examples that are set aside."""
         return score(measure(self.task, labels, predictions_of(self.task, outputs)))
 
     def _scores(self, predictions: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Return metrics, score and its standard error; the score of two sets is their mean."""
+        """Return metrics, score and standard error; two validation sets count equally."""
         metrics, errors = {}, []
         for name, predicted in predictions.items():
             labels = self.judged[name].labels
@@ -189,13 +188,12 @@ class GlueFineTuning:
 def run_glue(
     plan: Plan, tasks: Sequence[TaskData], out: Path, begin_piece: Callable[[str], None]
 ) -> tuple[list[Trial], list[dict[str, Any]]]:
-    """Fine-tune every model on every task with every seed, but for results that are on disk.
+    """Fine-tune every model on every task with every seed, and reuse results on disk.
 
     Args:
-        plan: of all fine-tunings.
-        tasks: with their examples.
+        tasks: Tasks with their examples.
         out: directory, whose `trials` has the results.
-        begin_piece: called with the title of each fine-tuning before it begins.
+        begin_piece: Called with the title of each fine-tuning before it begins.
 
     Returns:
         The scores, and what report.json has of each; `kept`: the result was on disk already.
@@ -208,12 +206,12 @@ def run_glue(
     for model in plan.models:
         tokenizer = load_tokenizer(model)
         for data in tasks:
-            one = GlueFineTuning(plan, model, tokenizer, data)
+            tuning = GlueFineTuning(plan, model, tokenizer, data)
             for seed in range(1, plan.seeds + 1):
-                begin_piece(title := f"{one.name}-{seed}")
-                identity = {**one.identity, "seed": seed}
+                begin_piece(title := f"{tuning.name}-{seed}")
+                identity = {**tuning.identity, "seed": seed}
                 content, kept = cache.read_or_make(
-                    one.file_name(seed), identity, partial(one.run, seed)
+                    tuning.file_name(seed), identity, partial(tuning.run, seed)
                 )
                 result = content["result"]
                 scores.append(

@@ -25,7 +25,6 @@ def predictions_of(task: Task, outputs: np.ndarray) -> np.ndarray:
     """Return the predictions that a classifier's outputs stand for.
 
     Args:
-        task: of the examples.
         outputs: `[items, numbers]`.
 
     Returns:
@@ -40,7 +39,6 @@ def measure(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str
     An undefined correlation counts as 0.
 
     Args:
-        task: of the examples.
         labels: `[items]`.
         predictions: `[items]`.
     """
@@ -58,7 +56,6 @@ def constant_score(task: Task, labels: ArrayLike) -> float:
     """Return the score of a model that always gives the most frequent label.
 
     Args:
-        task: of the examples.
         labels: `[items]`.
     """
     labels = np.array(labels)
@@ -75,7 +72,6 @@ def standard_error(task: Task, labels: np.ndarray, predictions: np.ndarray) -> f
     """Return the standard error of the score over the choice of items.
 
     Args:
-        task: of the examples.
         labels: `[items]`.
         predictions: `[items]`.
     """
@@ -95,13 +91,14 @@ def standard_error(task: Task, labels: np.ndarray, predictions: np.ndarray) -> f
 
 
 def _f1(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Return F1 of label 1; 0 where neither has one."""
-    given = np.count_nonzero(labels == 1) + np.count_nonzero(predictions == 1)
-    found = np.count_nonzero((labels == 1) & (predictions == 1))
-    return 2 * found / given if given else 0.0
+    """Return F1 of label 1; 0 if neither labels nor predictions have a 1."""
+    positives = np.count_nonzero(labels == 1) + np.count_nonzero(predictions == 1)
+    true_positives = np.count_nonzero((labels == 1) & (predictions == 1))
+    return 2 * true_positives / positives if positives else 0.0
 
 
 def _correlation(test: Callable[..., Any], labels: np.ndarray, predictions: np.ndarray) -> float:
+    # scipy warns and returns NaN for a constant input.
     if min(np.ptp(labels), np.ptp(predictions)) == 0:
         return 0.0
     return float(test(labels, predictions).statistic)

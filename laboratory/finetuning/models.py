@@ -38,12 +38,12 @@ class Pretrained:
     """Model to fine-tune or to evaluate.
 
     Attributes:
-        path: as the user gave it.
-        directory: the export.
+        path: Path as the user gave it.
+        directory: The export.
         facts: export.json; empty where it is somebody else's.
         digest: SHA-256 of weights, configuration and tokenizer.
-        trusted: code that lies in the directory may be run.
-        name: of the run, or of the directory.
+        trusted: Whether code that lies in the directory may run.
+        name: Name of the run, or of the directory.
     """
 
     path: Path
@@ -98,9 +98,9 @@ def open_pretrained(path: Path, trust_code: bool, step: int | None = None) -> Pr
     """Open the export of a run's checkpoint, made if need be, or the directory of an export.
 
     Args:
-        path: directory of a run or an export.
-        trust_code: run code that lies in an export.
-        step: of the run's checkpoint; None: the newest one.
+        path: Directory of a run or an export.
+        trust_code: Run code that lies in an export.
+        step: Step of the run's checkpoint; None: the newest one.
 
     Raises:
         UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted.
@@ -139,8 +139,7 @@ def group_models(models: Sequence[Pretrained], baseline: str | None = None) -> G
     """Group models by method, and by the settings in which models of one method differ.
 
     Args:
-        models: the models.
-        baseline: name of a group, its variant, or the name of a model; None: the first model's
+        baseline: Name of a group, its variant, or the name of a model; None: the first model's
             group.
 
     Raises:
@@ -156,10 +155,10 @@ class Tokenizer:
     """Tokenizer of an export.
 
     Attributes:
-        program: of transformers.
-        start: id of a document's end, after which every text of the training began; batches are
+        program: Tokenizer of transformers.
+        start: Id of a document's end, after which every text of the training began; batches are
             padded with the same id, for no text has it.
-        longest: positions that the model was trained with.
+        longest: Positions that the model was trained with.
     """
 
     program: Any
@@ -193,6 +192,7 @@ def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
             f"{directory}: the tokenizer has {len(program)} tokens, the model "
             f"{config.vocab_size}: these two do not belong together"
         )
+    # On the right, so that positions count from the first token of every text.
     program.pad_token_id, program.padding_side = start, "right"
     return Tokenizer(program, int(start), int(config.max_position_embeddings))
 
@@ -201,9 +201,8 @@ def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Modul
     """Load the model with a new head, drawn from torch's generator, in float32.
 
     Args:
-        pretrained: the model.
-        task: that the head is for.
-        pad_id: id of the padding.
+        task: Task that the head is for.
+        pad_id: Id of the padding.
 
     Raises:
         UserError: transformers cannot load it, or has no classifier of that kind.
@@ -256,7 +255,7 @@ def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
 
 
 def _prepared(model: Any) -> Any:
-    """Let the embedding of the padding id train, and freeze the marks of heads that have a norm.
+    """Let the embedding of the padding id train, and freeze the marks of normed heads.
 
     The padding id also begins every text, and is not attended to where it pads. An export's own
     code marks a head that has a norm by a number among its weights, which transformers makes

@@ -18,11 +18,11 @@ class Record:
     """Row of a file.
 
     Attributes:
-        place: file and line, for messages.
+        origin: File and line, for messages.
         fields: {column: value}.
     """
 
-    place: str
+    origin: str
     fields: Mapping[str, Any]
 
     def value(self, name: str) -> Any:
@@ -32,7 +32,7 @@ class Record:
             UserError: the record has none.
         """
         if (value := self.fields.get(name)) is None:
-            raise UserError(f"{self.place} has no {name}; it has {', '.join(self.fields)}")
+            raise UserError(f"{self.origin} has no {name}; it has {', '.join(self.fields)}")
         return value
 
     def text(self, name: str) -> str:
@@ -43,7 +43,7 @@ class Record:
         """
         value = self.value(name)
         if not isinstance(value, str) or value != value.encode(errors="replace").decode():
-            raise UserError(f"{self.place}: {name} is {value!r}, which is not text")
+            raise UserError(f"{self.origin}: {name} is {value!r}, which is not text")
         return value
 
 
@@ -67,21 +67,21 @@ def _jsonl(path: Path) -> Iterator[Record]:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    place = f"{path}, line {number}"
-                    yield Record(place, _json_object(place, line))
+                    origin = f"{path}, line {number}"
+                    yield Record(origin, _json_object(origin, line))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 ({error}); convert it") from error
 
 
-def _json_object(place: str, line: str) -> dict[str, Any]:
+def _json_object(origin: str, line: str) -> dict[str, Any]:
     try:
         fields = parse_json(line)
     except ValueError as error:
-        raise UserError(f"{place} is not JSON ({error}); fix the line") from error
+        raise UserError(f"{origin} is not JSON ({error}); fix the line") from error
     if not isinstance(fields, dict):
-        raise UserError(f"{place} is not a JSON object; give one with a key for each column")
+        raise UserError(f"{origin} is not a JSON object; give one with a key for each column")
     return fields
 
 

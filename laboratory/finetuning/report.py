@@ -48,15 +48,15 @@ class Trial:
     """Scores of one fine-tuning of one model on one task.
 
     Attributes:
-        task: name of the task.
-        group: of the model.
-        model: its name.
+        task: Name of the task.
+        group: Group of the model.
+        model: Name of the model.
         pretraining_seed: None where it is not known.
-        seed: of the fine-tuning.
+        seed: Seed of the fine-tuning.
         score: 1 is the best.
-        metrics: the score is made of these, or is the first of them.
-        standard_error: of the score over the choice of items.
-        items: number of items.
+        metrics: Metrics that the score is made of, or whose first it is.
+        standard_error: Standard error of the score over the choice of items.
+        items: Number of items.
     """
 
     task: str
@@ -78,12 +78,12 @@ class Comparison:
     """Comparison of a group with another on one task.
 
     Attributes:
-        task: name of the task.
-        group: name of the group.
-        control: the other group, which is the baseline.
-        pair: what the pairs of the gap are.
+        task: Name of the task.
+        group: Name of the group.
+        control: The other group, which is the baseline.
+        pair: Kind of pairs that the gap is over.
         gap: None without a seed in common.
-        held: number of pairs in which the criterion held; None if a score of the control is not
+        held: Number of pairs in which the criterion held; None if a score of the control is not
             above 0.
     """
 
@@ -99,18 +99,18 @@ def compare_trials(trials: Sequence[Trial], baseline: str, tolerance: float) -> 
     """Compare every group with the baseline on every task, corrected over all comparisons.
 
     Args:
-        trials: all fine-tunings.
-        baseline: name of a group.
-        tolerance: the part of the baseline's score that a pair may lose.
+        trials: All fine-tunings.
+        baseline: Name of a group.
+        tolerance: The part of the baseline's score that a pair may lose.
     """
     comparisons = [
-        _compare(own, groups[baseline], tolerance)
+        _compare(members, groups[baseline], tolerance)
         for groups in _by_task(trials).values()
-        for group, own in groups.items()
+        for group, members in groups.items()
         if group != baseline and baseline in groups
     ]
     gaps = adjust([comparison.gap for comparison in comparisons])
-    return [replace(one, gap=gap) for one, gap in zip(comparisons, gaps, strict=True)]
+    return [replace(comparison, gap=gap) for comparison, gap in zip(comparisons, gaps, strict=True)]
 
 
 def _by_task(trials: Sequence[Trial]) -> dict[str, dict[str, list[Trial]]]:
@@ -119,22 +119,27 @@ def _by_task(trials: Sequence[Trial]) -> dict[str, dict[str, list[Trial]]]:
     return {task: by_group(trial for trial in trials if trial.task == task) for task in tasks}
 
 
-def _compare(own: Sequence[Trial], base: Sequence[Trial], tolerance: float) -> Comparison:
-    common = {t.pretraining_seed for t in own} & {t.pretraining_seed for t in base} - {None}
+def _compare(group_trials: Sequence[Trial], base: Sequence[Trial], tolerance: float) -> Comparison:
+    common = {t.pretraining_seed for t in group_trials} & {t.pretraining_seed for t in base} - {
+        None
+    }
     if common:  # only these are of the same samples in the same order
-        own, base = ([t for t in trials if t.pretraining_seed in common] for trials in (own, base))
+        group_trials, base = (
+            [t for t in trials if t.pretraining_seed in common] for trials in (group_trials, base)
+        )
+    # With one pretraining seed the spread can only be over fine-tunings.
     several = len(common) >= 2
-    scores, others = (
-        _means(trials, "pretraining_seed" if several else "seed") for trials in (own, base)
+    scores, base_scores = (
+        _means(trials, "pretraining_seed" if several else "seed") for trials in (group_trials, base)
     )
-    gap = paired_gap(base[0].group, scores, others, POINTS)
+    gap = paired_gap(base[0].group, scores, base_scores, POINTS)
     seeds = gap.seeds if gap else ()
-    testable = all(others[seed] > 0 for seed in seeds)
-    held = sum(scores[seed] >= (1 - tolerance) * others[seed] for seed in seeds)
+    testable = all(base_scores[seed] > 0 for seed in seeds)
+    held = sum(scores[seed] >= (1 - tolerance) * base_scores[seed] for seed in seeds)
     pair: Literal["pretraining", "fine-tuning"] = "pretraining" if several else "fine-tuning"
     return Comparison(
-        task=own[0].task,
-        group=own[0].group,
+        task=group_trials[0].task,
+        group=group_trials[0].group,
         control=base[0].group,
         pair=pair,
         gap=gap,
@@ -159,11 +164,11 @@ def fine_tuned_report(
     """Return the report of all trials.
 
     Args:
-        trials: all fine-tunings.
-        baseline: name of a group.
-        tolerance: the part of the baseline's score that a pair may lose.
-        notes: further notes of the report.
-        content: further content of report.json.
+        trials: All fine-tunings.
+        baseline: Name of a group.
+        tolerance: The part of the baseline's score that a pair may lose.
+        notes: Further notes of the report.
+        content: Further content of report.json.
     """
     comparisons = compare_trials(trials, baseline, tolerance)
     return Report(
@@ -177,13 +182,13 @@ def fine_tuned_report(
             "baseline": baseline,
             "tolerance": tolerance,
             "comparisons": [
-                asdict(one)
+                asdict(comparison)
                 | {
-                    "gap": one.gap
-                    and gap_content(one.gap)
-                    | {"significance_claimed": one.gap.significance_claimed}
+                    "gap": comparison.gap
+                    and gap_content(comparison.gap)
+                    | {"significance_claimed": comparison.gap.significance_claimed}
                 }
-                for one in comparisons
+                for comparison in comparisons
             ],
             "trials": [asdict(trial) for trial in trials],
             **content,
@@ -197,34 +202,44 @@ def _verdicts(
 ) -> list[Verdict]:
     if not comparisons:
         return [
-            Verdict(group, len(own), None, "nothing to compare with")
-            for group, own in by_group(trials).items()
+            Verdict(group, len(members), None, "nothing to compare with")
+            for group, members in by_group(trials).items()
         ]
     verdicts = []
-    for one in comparisons:
-        name = f"{one.group}, {one.task}"
-        if one.gap is None:
+    for comparison in comparisons:
+        name = f"{comparison.group}, {comparison.task}"
+        if comparison.gap is None:
             verdicts.append(Verdict(name, 0, None, f"no seed in common with {baseline}"))
         else:
-            numbers = f"{POINTS.signed(one.gap.mean)} points {POINTS.interval(one.gap)}"
-            verdicts.append(Verdict(name, one.gap.n, one.held, numbers))
+            numbers = (
+                f"{POINTS.signed(comparison.gap.mean)} points {POINTS.interval(comparison.gap)}"
+            )
+            verdicts.append(Verdict(name, comparison.gap.n, comparison.held, numbers))
     return verdicts
 
 
 def _scores(trials: Sequence[Trial]) -> Table:
     rows = []
     for task, groups in _by_task(trials).items():
-        for group, own in groups.items():
+        for group, members in groups.items():
             metrics = ", ".join(
-                f"{name} {_points([trial.metrics[name] for trial in own])}"
-                for name in own[0].metrics
+                f"{name} {_points([trial.metrics[name] for trial in members])}"
+                for name in members[0].metrics
             )
-            error = statistics.fmean(trial.standard_error for trial in own)
-            models = len({trial.model for trial in own})
-            counts = f"{models} × {len(own) // models}"
-            score = _points([trial.score for trial in own])
+            error = statistics.fmean(trial.standard_error for trial in members)
+            models = len({trial.model for trial in members})
+            counts = f"{models} × {len(members) // models}"
+            score = _points([trial.score for trial in members])
             rows.append(
-                (task, group, counts, score, metrics, number(100 * error, 2), f"{own[0].items:,}")
+                (
+                    task,
+                    group,
+                    counts,
+                    score,
+                    metrics,
+                    number(100 * error, 2),
+                    f"{members[0].items:,}",
+                )
             )
     header = (
         "task",
@@ -241,11 +256,16 @@ def _scores(trials: Sequence[Trial]) -> Table:
 def _gaps(comparisons: Sequence[Comparison]) -> Table:
     rows = [
         GapRow(
-            (one.task, one.group, one.control, f"{one.gap.n if one.gap else 0} of {one.pair}"),
-            one.gap,
+            (
+                comparison.task,
+                comparison.group,
+                comparison.control,
+                f"{comparison.gap.n if comparison.gap else 0} of {comparison.pair}",
+            ),
+            comparison.gap,
             "score",
         )
-        for one in comparisons
+        for comparison in comparisons
     ]
     names, title = ("task", "variant", "beside", "pairs"), "Gaps, in points; below 0 is worse"
     return gap_table(names, rows, _GAP_COLUMNS, claims=True, title=title, flush_left=True)
@@ -262,13 +282,15 @@ def _notes(trials: Sequence[Trial], comparisons: Sequence[Comparison]) -> list[s
         "items"
     ]
     several = len({trial.model for trial in trials}) > 1
-    if several and any(one.pair == "fine-tuning" for one in comparisons):
+    if several and any(comparison.pair == "fine-tuning" for comparison in comparisons):
         notes.append(
             "pairs of fine-tuning seeds of one pretrained model each: the interval is of these "
             "two models, not of their methods; for that, pretrain several seeds of both and give "
             "all of them"
         )
-    if any(one.gap is not None and one.gap.n < FEWEST_SEEDS for one in comparisons):
+    if any(
+        comparison.gap is not None and comparison.gap.n < FEWEST_SEEDS for comparison in comparisons
+    ):
         notes.append(f"below {FEWEST_SEEDS} pairs no significance is claimed, whatever p is")
     if len(comparisons) > 1:
         notes.append(f"p (Holm) is adjusted over all {len(comparisons)} comparisons")
@@ -280,11 +302,11 @@ def _figure(trials: Sequence[Trial]) -> Figure:
     tasks = list(_by_task(trials))
     groups = by_group(trials)
     figure, (plot,) = new_figure(1, 1, height=3.6)
-    for number_of_group, (group, own) in enumerate(groups.items()):
+    for number_of_group, (group, members) in enumerate(groups.items()):
         colour, marker = group_style(list(groups), group)
         shift = 0.6 * ((number_of_group + 0.5) / len(groups) - 0.5)
-        places = [tasks.index(trial.task) + shift for trial in own]
-        scores = [100 * trial.score for trial in own]
+        places = [tasks.index(trial.task) + shift for trial in members]
+        scores = [100 * trial.score for trial in members]
         plot.plot(places, scores, marker, color=colour, markersize=5, fillstyle="none", label=group)
     plot.set_xticks(range(len(tasks)), tasks)
     label(plot, "Every fine-tuning", "", "score, points")

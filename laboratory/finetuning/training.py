@@ -45,14 +45,14 @@ class Settings:
     """Hyperparameters of a fine-tuning: AdamW with a linear warmup and a linear decay to zero.
 
     Attributes:
-        learning_rate: its peak.
-        epochs: passes over the training examples, at most.
-        batch_size: examples of a step.
-        warmup: the part of all steps in which the rate rises.
-        weight_decay: of matrices.
-        evaluate_every: steps between two evaluations of the examples set aside; every epoch has at
+        learning_rate: Peak learning rate.
+        epochs: Passes over the training examples, at most.
+        batch_size: Examples of a step.
+        warmup: The part of all steps in which the rate rises.
+        weight_decay: Weight decay of matrices.
+        evaluate_every: Steps between two evaluations of the examples set aside; every epoch has at
             least one.
-        patience: evaluations without a better one that end the training; 0: none do.
+        patience: Evaluations without a better one that end the training; 0: none do.
     """
 
     learning_rate: float = 5e-5
@@ -84,18 +84,17 @@ def fine_tune(
     judge: Judge,
     judged: Mapping[str, Sequence[Item]],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Train the model; it is left with its best weights, in evaluation mode.
+    """Train the model, and leave it with its best weights in evaluation mode.
 
     In float32 on the CPU; on a GPU with products in bf16 from weights in float32.
 
     Args:
-        model: to train.
-        train: examples to train on.
-        aside: examples that decide when the training ends, and which weights are the best.
-        collator: makes batches.
+        train: Examples to train on.
+        aside: Examples that decide when the training ends, and which weights are the best.
+        collator: Function that makes batches.
         settings: hyperparameters.
-        seed: of the order of the data, and of dropout.
-        judge: of the examples set aside.
+        seed: Seed of the order of the data, and of dropout.
+        judge: Function that scores the examples set aside.
         judged: {name: examples} to compute the outputs of, after the training.
 
     Returns:
@@ -108,6 +107,7 @@ def fine_tune(
     """
     best = _BestWeights(settings.patience)
     began = time.monotonic()
+    # The Trainer insists on a directory, though it saves nothing here.
     with tempfile.TemporaryDirectory() as nothing:
         trainer = Trainer(
             model=model,  # type: ignore[arg-type]
@@ -121,6 +121,7 @@ def fine_tune(
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         trainer.train()
+        # The last steps after a regular evaluation may have given the best weights.
         if not best.looks or best.looks[-1][0] != trainer.state.global_step:
             trainer.evaluate()
         best.restore(model)
@@ -178,8 +179,8 @@ class _BestWeights(TrainerCallback):
                     weight.copy_(self._weights[name])
 
 
-def _metrics(judge: Judge, made: EvalPrediction) -> dict[str, float]:
-    return {"judged": judge(np.asarray(made.label_ids), np.asarray(made.predictions))}
+def _metrics(judge: Judge, predicted: EvalPrediction) -> dict[str, float]:
+    return {"judged": judge(np.asarray(predicted.label_ids), np.asarray(predicted.predictions))}
 
 
 def _arguments(settings: Settings, examples: int, seed: int, folder: str) -> TrainingArguments:

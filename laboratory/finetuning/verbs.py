@@ -105,9 +105,12 @@ def glue(
         "settings": asdict(settings),
         "models": [_model_facts(model, groups.name_of(model)) for model in opened],
         # The predictions themselves are in OUT/trials.
-        "trainings": [{key: one[key] for key in one if key != "predictions"} for one in details],
+        "trainings": [
+            {key: trial_details[key] for key in trial_details if key != "predictions"}
+            for trial_details in details
+        ],
     }
-    kept = sum(bool(one["kept"]) for one in details)
+    kept = sum(bool(trial_details["kept"]) for trial_details in details)
     remark = f" ({kept} of {len(details)} trainings were there)" if kept else ""
     report = fine_tuned_report(trials, groups.baseline, tolerance, notes=notes, content=content)
     finish(report, out, remark=remark)
@@ -117,8 +120,8 @@ def require_packages(verb: str, *names: str) -> None:
     """Import transformers and other packages of a verb, quietly.
 
     Args:
-        verb: name of the verb.
-        *names: by which the packages are imported.
+        verb: Name of the verb, for the message.
+        *names: Names by which the packages are imported.
 
     Raises:
         UserError: one is not installed.

@@ -60,7 +60,7 @@ def main(request: Path, answer: Path) -> None:
     with open_run(config) as run:
         position = run.position
         trace = []
-        found: dict[str, Any] = {}
+        step_answer: dict[str, Any] = {}
         samples = config.data.global_batch_size
         while position.step < asked["step"]:
             run.enter_phase_of(position.step + 1)
@@ -68,7 +68,7 @@ def main(request: Path, answer: Path) -> None:
             result, _ = train_step(run, position, StopSignals())  # of which none was installed
             loss = result.loss
             norm = result.gradient_norm
-            found = probe.answer(norm) if probe is not None else {}
+            step_answer = probe.answer(norm) if probe is not None else {}
             position = position.after_step(
                 samples, config.tokens_per_step, loss, norm, updated=result.updated
             )
@@ -77,15 +77,15 @@ def main(request: Path, answer: Path) -> None:
                 run.save(position, in_background=False)
                 run.commit(good=True)
         if run.context.is_first:
-            write_json(answer, {"begins_after": run.position.step, "trace": trace, **found})
+            write_json(answer, {"begins_after": run.position.step, "trace": trace, **step_answer})
 
 
 class Probe:
     """Hooks on one step: losses of its tokens, squares of its gradients.
 
     Args:
-        run: the open run.
-        position: before the step.
+        run: The open run.
+        position: Position before the step.
     """
 
     def __init__(self, run: Run, position: Position) -> None:
@@ -106,10 +106,14 @@ class Probe:
 
     def _take_gradients(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         """Keep the squares of the slices whose gradient is there now: ZeRO steps group by group."""
-        for own in self._slices:
-            if own.flat.grad is not None:
-                part = own.flat.grad.detach().view(-1).narrow(0, own.offset, own.length)
-                self._squares[own.name] = float(part.double().square().sum())
+        for weight_slice in self._slices:
+            if weight_slice.flat.grad is not None:
+                part = (
+                    weight_slice.flat.grad.detach()
+                    .view(-1)
+                    .narrow(0, weight_slice.offset, weight_slice.length)
+                )
+                self._squares[weight_slice.name] = float(part.double().square().sum())
 
     def answer(self, gradient_norm: float) -> dict[str, Any]:
         """Return {documents, gradient_norms} of the step (collective; the same on every rank)."""
@@ -123,13 +127,13 @@ class Probe:
         first = context.tensor_parallel_rank == 0
         # Each square once: replicas have the same gradients, but under ZeRO each its own slices.
         counted = engine.zero_optimization_stage() > 0 or context.data_parallel_rank == 0
-        own = {
+        rank_squares = {
             name: square
             for name, square in self._squares.items()
             if counted and (first or getattr(weights[name], "tensor_model_parallel", False))
         }
         gathered: list[Any] = [None] * context.world_size
-        dist.all_gather_object(gathered, (own, self._sample_losses() if first else []))
+        dist.all_gather_object(gathered, (rank_squares, self._sample_losses() if first else []))
         squares: dict[str, float] = {}
         for part, _ in gathered:
             squares |= {name: squares.get(name, 0.0) + square for name, square in part.items()}
@@ -169,26 +173,26 @@ class Probe:
         from data_pipeline.tokenizer.tokenizer import open_tokenizer
 
         data = self._run.data
-        found: dict[str, dict[str, Any]] = {}
+        documents: dict[str, dict[str, Any]] = {}
         for number, values in losses.items():
             (ids,) = data.samples.blocks(np.array([number]))
             names = data.samples.origins(number)[1:]
-            for name, token, before, loss in zip(names, ids[1:], ids[:-1], values, strict=True):
+            for name, token, previous, loss in zip(names, ids[1:], ids[:-1], values, strict=True):
                 new = {"document": name, "samples": [], "loss": 0.0, "tokens": 0, "ids": []}
-                entry = found.setdefault(name, new)
+                entry = documents.setdefault(name, new)
                 entry["samples"] = sorted({*entry["samples"], number})
                 entry["ids"].append(int(token))
-                if before != data.boundary:  # else the prediction does not count
+                if previous != data.boundary:  # else the prediction does not count
                     entry["loss"] += loss
                     entry["tokens"] += 1
         tokenizer = open_tokenizer(data.blend.manifests[0].tokenizer_path)
-        for entry in found.values():
+        for entry in documents.values():
             entry["text"] = tokenizer.decode(entry.pop("ids"))
-        return ranked_by_share(found.values())
+        return ranked_by_share(documents.values())
 
 
 def ranked_by_share(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return documents with their `share` of what is finite of the `loss`, the largest first.
+    """Return documents by their `share` of the finite `loss`, the largest first.
 
     Before them come those whose loss is not finite.
     """

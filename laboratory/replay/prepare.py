@@ -77,12 +77,12 @@ class Past:
     """A step of a run as its directory has it.
 
     Attributes:
-        run: directory of the run.
-        step: number of the step.
+        run: Directory of the run.
+        step: Number of the step.
         settings: section.key=value that put back what later starts of the run have changed.
-        segment: the start of the run that made the step, from environment.json.
-        record: of the step in metrics.jsonl; {} where the step was not recorded.
-        checkpoint: the nearest one before the step; None: the run's start, or its trunk.
+        segment: The start of the run that made the step, from environment.json.
+        record: Record of the step in metrics.jsonl; {} where the step was not recorded.
+        checkpoint: The nearest one before the step; None: the run's start, or its trunk.
     """
 
     run: RunDirectory
@@ -93,13 +93,13 @@ class Past:
     checkpoint: Path | None
 
 
-def look_up(path: Path, step: int, before: int | None = None) -> Past:
-    """Find what is needed to make a step of a run again.
+def look_up(path: Path, step: int, below_step: int | None = None) -> Past:
+    """Find the settings, checkpoint and record to repeat a step of a run.
 
     Args:
-        path: run directory.
-        step: number of the step.
-        before: the checkpoint to begin from is of a step before this one; None: before `step`.
+        path: Run directory.
+        step: Number of the step.
+        below_step: Exclusive upper bound on the step of the checkpoint; None: `step`.
 
     Raises:
         UserError: there is no such run, or no such step of it; the run was given other settings
@@ -119,8 +119,8 @@ def look_up(path: Path, step: int, before: int | None = None) -> Past:
             f"{path} is a branch that begins later; replay step {step} of its trunk, {trunk}"
         )
     number = _segment_of(segments, step)
-    before = before or step
-    earlier = (own for own in run.complete_checkpoints() if step_of(own) < before)
+    below_step = below_step or step
+    earlier = (folder for folder in run.complete_checkpoints() if step_of(folder) < below_step)
     checkpoint = next(earlier, None)
     since, changed = _settings_since(segments, number)
     if changed and since > 1 + (0 if checkpoint is None else step_of(checkpoint)):
@@ -139,13 +139,13 @@ def look_up(path: Path, step: int, before: int | None = None) -> Past:
 
 
 def first_own_step(path: Path, step: int = 1) -> int:
-    """Return the first step that a run made itself, with the settings of a step.
+    """Return the first step of a run, not its trunk, that had the settings of `step`.
 
     Without changes in between it is 1, but for a branch.
 
     Args:
-        path: run directory.
-        step: of which the settings are; 1: the first ones.
+        path: Run directory.
+        step: Step whose settings count; 1: the first ones.
 
     Raises:
         UserError: there is no such run.
@@ -157,20 +157,20 @@ def first_own_step(path: Path, step: int = 1) -> int:
 
 
 def _segment_of(segments: Sequence[Mapping[str, Any]], step: int) -> int:
-    """Return the number of the start that made a step: the last one from which it can be.
+    """Return the index of the start that made a step: the last start at or before it.
 
     Starts are in order of time. One that fell back begins before those that it replaces end.
     """
-    begun = [n for n, own in enumerate(segments) if own.get("first_step", 1) <= step]
+    begun = [n for n, segment in enumerate(segments) if segment.get("first_step", 1) <= step]
     return begun[-1] if begun else 0
 
 
 def _settings_since(segments: Sequence[Mapping[str, Any]], number: int) -> tuple[int, list[str]]:
-    """Return the first step with what a start trained with, and which settings changed there."""
+    """Return the first step with the settings of a start, and the settings that changed there."""
     since: int = segments[number].get("first_step", 1)
-    for own in reversed(segments[1 : number + 1]):
-        since = min(since, own["first_step"])
-        changes = [key for key in map(present_key, own.get("changes", {})) if key in KEYS]
+    for segment in reversed(segments[1 : number + 1]):
+        since = min(since, segment["first_step"])
+        changes = [key for key in map(present_key, segment.get("changes", {})) if key in KEYS]
         changed = [key for key in changes if KEYS[key].method or KEYS[key].trunk]
         if changed:
             return since, changed
@@ -180,10 +180,12 @@ def _settings_since(segments: Sequence[Mapping[str, Any]], number: int) -> tuple
 def _settings_then(
     run: RunDirectory, segment: Mapping[str, Any], later: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...]:
-    """Return section.key=value that put back what later starts of the run have changed."""
+    """Return overrides that undo the changes of later starts of the run."""
     was: dict[str, Any] = {}
-    for own in reversed(later):  # so that the earliest change wins
-        changes = {present_key(key): change for key, change in own.get("changes", {}).items()}
+    for later_segment in reversed(later):  # so that the earliest change wins
+        changes = {
+            present_key(key): change for key, change in later_segment.get("changes", {}).items()
+        }
         was |= {key: change["was"] for key, change in changes.items() if key in KEYS}
     was |= {key: segment[name] for key, name in _OF_A_SEGMENT.items() if name in segment}
     if "zero_stage" in segment and load_config(str(run.config)).deepspeed.config == "auto":
@@ -195,13 +197,13 @@ def _settings_then(
 def replayed(
     past: Past, overrides: Sequence[str] = (), ranks: int = 0, keep: Sequence[int] = ()
 ) -> Iterator[tuple[RunDirectory, dict[str, Any]]]:
-    """Make a step again on ranks of this machine.
+    """Repeat a step on ranks of this machine.
 
     Args:
-        past: the step.
+        past: The step.
         overrides: section.key=value of another layout.
-        ranks: number of ranks; 0: as many as the run had.
-        keep: steps up to this one after which the replay saves a checkpoint.
+        ranks: Number of ranks; 0: as many as the run had.
+        keep: Steps up to this one after which the replay saves a checkpoint.
 
     Yields:
         The replay's directory, which lasts as long as the context, and the answer of
@@ -216,9 +218,10 @@ def replayed(
             raise UserError(
                 f"'{text}' would change the step itself; override only {', '.join(LAYOUT)}"
             )
+    # The order of reductions, and so the last bits, depends on the number of ranks.
     ranks = ranks or int(past.segment.get("world_size", 1))
-    with tempfile.TemporaryDirectory(prefix="replay-") as place:
-        directory = Path(place)
+    with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
+        directory = Path(temporary)
         resolved = directory / "resolved.yaml"
         run = _prepare(past, overrides, ranks=ranks, directory=directory, resolved=resolved)
         request = directory / "request.json"
@@ -242,7 +245,7 @@ def replayed(
 def _prepare(
     past: Past, overrides: Sequence[str], *, ranks: int, directory: Path, resolved: Path
 ) -> RunDirectory:
-    """Write the configuration that the step had, and a run directory to make the step in."""
+    """Write the configuration of the step and a run directory to repeat it in."""
     config = load_foreign(past.run.config, [*past.settings, *overrides], directory)
     write_text_atomically(resolved, config.to_yaml())
     check_inputs(config, ranks)

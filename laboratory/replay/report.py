@@ -37,12 +37,12 @@ _NO_CAUSE = frozenset(
 
 
 def agreement(record: Mapping[str, Any], loss: float | None, norm: float | None) -> str:
-    """Return how a replayed step's loss and gradient norm stand to its record.
+    """Return a clause that compares loss and gradient norm of a replayed step with its record.
 
     Args:
-        record: of the step, from metrics.jsonl.
-        loss: as replayed; None: not finite.
-        norm: of the gradient, as replayed; None: not finite.
+        record: Record of the step, from metrics.jsonl.
+        loss: Replayed loss; None: not finite.
+        norm: Replayed gradient norm; None: not finite.
     """
     then = [float(record.get(metric.tag) or "nan") for metric in (LOSS, GRADIENT_NORM)]
     if math.isnan(sum(then)):
@@ -61,12 +61,11 @@ def _number(value: float | None, form: str = "{!r}") -> str:
 
 
 def replay_document(past: Past, answer: Mapping[str, Any], *, another_layout: bool) -> Document:
-    """Return what a replay found out, as page, JSON and terminal output.
+    """Return the findings of a replay as page, JSON and terminal output.
 
     Args:
-        past: the step.
-        answer: of `replay.__main__`.
-        another_layout: the replay had another layout than the run.
+        answer: Answer of `replay.__main__`.
+        another_layout: Whether the replay had another layout than the run.
     """
     _, loss, norm = answer["trace"][-1]
     layout = "another layout than the run" if another_layout else "the layout of the run"
@@ -80,14 +79,17 @@ def replay_document(past: Past, answer: Mapping[str, Any], *, another_layout: bo
     for rank, entry in enumerate(documents, start=1):
         samples = ", ".join(map(str, entry["samples"]))
         share = entry["share"]
-        said = "loss not finite" if share is None else f"{100 * share:.2f} % of the loss"
+        loss_share = "loss not finite" if share is None else f"{100 * share:.2f} % of the loss"
         whole += [
-            f"### {rank}. {entry['document']} (sample {samples}, {said})",
+            f"### {rank}. {entry['document']} (sample {samples}, {loss_share})",
             "\n".join(f"    {line}" for line in entry["text"].splitlines()),
         ]
     table = table_of(enumerate(documents, start=1), _DOCUMENT)
     parts = layer_norms(answer["gradient_norms"]).items()
-    norms = [(name, f"{own:.6g}", f"{100 * (own / norm) ** 2:.1f} %") for name, own in parts]
+    norms = [
+        (name, f"{part_norm:.6g}", f"{100 * (part_norm / norm) ** 2:.1f} %")
+        for name, part_norm in parts
+    ]
     layers: Block = "There was no update, hence no gradient that the optimizer got."
     if norms:
         layers = Table(("part", "gradient norm", "share of its square"), norms)
@@ -164,15 +166,18 @@ def diff_document(one: Path, other: Path) -> Document:
     """Find the first difference of two runs; return it as page, JSON and terminal output.
 
     Args:
-        one: run directory.
-        other: run directory.
+        one: Run directory.
+        other: Run directory.
     """
     pair = (one, other)
     begins = [first_own_step(path) for path in pair]
     causes = _causes(*(look_up(path, step) for path, step in zip(pair, begins, strict=True)))
     step, records = first_recorded(one, other)
     saved, equal_until, tensors = first_saved(one, other)
-    first = min((found for found in (step, tensors and tensors.step) if found), default=None)
+    first = min(
+        (differing_step for differing_step in (step, tensors and tensors.step) if differing_step),
+        default=None,
+    )
     answer = f"No difference: {records}; {saved}."
     reproduced: list[str] = []
     if first is not None and first < max(begins):
@@ -205,12 +210,12 @@ def diff_document(one: Path, other: Path) -> Document:
 def _repeated(
     pair: Sequence[Path], first: int, equal_until: int
 ) -> tuple[str, list[str], Tensors | None]:
-    """Make the steps around the first difference again with both runs.
+    """Repeat the steps around the first difference with both runs.
 
     Args:
-        pair: run directories.
-        first: the first step that differs.
-        equal_until: the last step whose checkpoints are equal.
+        pair: Run directories.
+        first: The first step that differs.
+        equal_until: The last step whose checkpoints are equal.
 
     Returns:
         What that shows, how each agrees with its record, and the first tensors that differ.
@@ -222,9 +227,14 @@ def _repeated(
     # Runs whose weights are equal throughout may differ in what they measured.
     keep = range(max(min(equal_until, first - 1) + 1, first - BEFORE, *alike), first + 1)
     pasts = [look_up(path, first, keep.start) for path in pair]
-    with replayed(pasts[0], keep=keep) as (a, told), replayed(pasts[1], keep=keep) as (b, said):
-        tensors = next((found for each in keep if (found := compare_states(a, b, each))), None)
-    traces = (told["trace"], said["trace"])
+    with (
+        replayed(pasts[0], keep=keep) as (a, answer_a),
+        replayed(pasts[1], keep=keep) as (b, answer_b),
+    ):
+        tensors = next(
+            (difference for step in keep if (difference := compare_states(a, b, step))), None
+        )
+    traces = (answer_a["trace"], answer_b["trace"])
     reproduced = [
         f"{past.run.path}: {agreement(past.record, *trace[-1][1:])}"
         for past, trace in zip(pasts, traces, strict=True)
@@ -232,10 +242,10 @@ def _repeated(
     return _made_again(*traces, tensors), reproduced, tensors
 
 
-def _made_again(told: Sequence[Any], said: Sequence[Any], tensors: Tensors | None) -> str:
-    """Return what two replays show, each [[step, loss, gradient norm], ...]."""
-    losses = {row[0]: row for row in told}
-    apart = next((row for row in said if losses.get(row[0], row) != row), None)
+def _made_again(trace_a: Sequence[Any], trace_b: Sequence[Any], tensors: Tensors | None) -> str:
+    """Compare the traces of two replays, each [[step, loss, gradient norm], ...], in a sentence."""
+    losses = {row[0]: row for row in trace_a}
+    apart = next((row for row in trace_b if losses.get(row[0], row) != row), None)
     if apart is None and tensors is None:
         return (
             "Repeated by this version on this machine, losses, gradient norms and tensors are "
@@ -258,9 +268,8 @@ class Tensors:
     """States of tensors that differ after a step, in the order of the forward pass.
 
     Attributes:
-        step: the step.
         rows: (name, kind, largest |a - b|, that over the largest |a|).
-        alone: parameters of one run only.
+        alone: Parameters of one run only.
     """
 
     step: int
@@ -307,18 +316,18 @@ def _causes(*pasts: Past) -> list[str]:
             "python": environment.get("python"),
         }
         both.append(values | environment.get("packages", {}) | dict(past.segment) | facts)
-    one, other = both
-    keys = [key for key in one | other if key not in _NO_CAUSE]
-    differing = [key for key in keys if one.get(key) != other.get(key)]
-    return [f"{key}: {one.get(key)} and {other.get(key)}" for key in differing] or ["the same"]
+    first, second = both
+    keys = [key for key in first | second if key not in _NO_CAUSE]
+    differing = [key for key in keys if first.get(key) != second.get(key)]
+    return [f"{key}: {first.get(key)} and {second.get(key)}" for key in differing] or ["the same"]
 
 
 def first_recorded(one: Path, other: Path) -> tuple[int | None, str]:
     """Return the first step whose records differ in more than times and memory, and a clause.
 
     Args:
-        one: run directory.
-        other: run directory.
+        one: Run directory.
+        other: Run directory.
     """
     both = [
         {r["step"]: r for r in read_metrics(RunDirectory(path).metrics)} for path in (one, other)
@@ -338,8 +347,8 @@ def first_saved(one: Path, other: Path) -> tuple[str, int, Tensors | None]:
     """Compare the checkpoints of the steps that two runs both saved.
 
     Args:
-        one: run directory.
-        other: run directory.
+        one: Run directory.
+        other: Run directory.
 
     Returns:
         A clause, the last step whose checkpoints are equal (0: none), and the first that differ.
@@ -349,8 +358,8 @@ def first_saved(one: Path, other: Path) -> tuple[str, int, Tensors | None]:
     steps = sorted(saved[0] & saved[1])
     equal = 0
     for step in steps:
-        if found := compare_states(a, b, step):
-            return f"the checkpoints of step {step} differ", equal, found
+        if differing := compare_states(a, b, step):
+            return f"the checkpoints of step {step} differ", equal, differing
         equal = step
     listed = f"the checkpoints of steps {', '.join(map(str, steps))} are equal"
     return listed if steps else "no step has a checkpoint of both", equal, None
@@ -360,27 +369,30 @@ def compare_states(a: RunDirectory, b: RunDirectory, step: int) -> Tensors | Non
     """Compare two checkpoints of a step tensor by tensor, whatever their layouts.
 
     Args:
-        a: a run.
-        b: another run.
-        step: whose checkpoints are compared.
+        a: A run.
+        b: Another run.
+        step: Step whose checkpoints are compared.
 
     Returns:
         What differs; None where all bits are equal.
     """
     from pretrain.checkpoint.loading import StoredCheckpoint  # imports the model
 
-    one, other = (StoredCheckpoint(run.checkpoint(step)) for run in (a, b))
+    first, second = (StoredCheckpoint(run.checkpoint(step)) for run in (a, b))
     shapes = [
-        {name: (own.shape, own.kinds) for name, own in each.parameters.items()}
-        for each in (one, other)
+        {
+            name: (parameter.shape, parameter.kinds)
+            for name, parameter in checkpoint.parameters.items()
+        }
+        for checkpoint in (first, second)
     ]
     common = [name for name in shapes[0] if shapes[0][name] == shapes[1].get(name)]
     alone = sorted(set(shapes[0] | shapes[1]) - set(common), key=forward_order)
     rows = []
     for name in sorted(common, key=forward_order):
-        for kind in one.parameters[name].kinds:
-            mine = one.full(kind, name)
-            yours = other.full(kind, name)
+        for kind in first.parameters[name].kinds:
+            mine = first.full(kind, name)
+            yours = second.full(kind, name)
             if not mine.equal(yours):
                 apart, largest = (float(values.abs().max()) for values in (mine - yours, mine))
                 rows.append((name, kind, apart, apart / max(largest, 1e-300)))

@@ -18,7 +18,7 @@ def html_page(title: str, body: str) -> str:
     """Return the page, with links to its parts below the first heading.
 
     Args:
-        title: title of the window, as text.
+        title: Title of the window, as text.
         body: HTML; its second headings begin the parts.
     """
     titles = re.findall("<h2>(.*?)</h2>", body)
@@ -40,7 +40,7 @@ def html_page(title: str, body: str) -> str:
 
 
 def _words(text: str) -> str:
-    """Return text as HTML, with the places where a long name may be broken."""
+    """Return text as HTML, with break opportunities in long names."""
 
     def parts(name: re.Match[str]) -> str:
         whole = re.sub("([+/=])", r"\1<wbr>", name[0])
@@ -91,7 +91,7 @@ def html_table(table: Table) -> str:
 
 
 def _remarks(table: Table) -> str:
-    """Return each row's last cell as a sentence, after as many first ones as tell rows apart."""
+    """Return each row's last cell as a sentence after the cells that identify the row."""
     rows = [tuple(cell.replace("\n", " ") for cell in row) for row in table.rows]
     counts = range(1, len(table.header) - 1)
     most = next((n for n in counts if len({row[:n] for row in rows}) == len(rows)), 1)
@@ -102,18 +102,20 @@ def inline_svg(svg: str, name: str, narrow: str = "") -> str:
     """Return a drawing of matplotlib as a part of a page.
 
     Args:
-        svg: the drawing.
-        name: said to who cannot see it, and before its ids, which are unique in the page then.
-        narrow: the drawing for a phone; "": the same, scaled.
+        svg: The drawing.
+        name: Label for screen readers, and prefix of the ids, which makes them unique in the page.
+        narrow: The drawing for a phone; "": the same, scaled.
     """
     if not narrow:
         return f'<div class="figure">{_svg(svg, name, name)}</div>'
-    wide, slim = (_svg(*each) for each in ((svg, name, name), (narrow, name, f"{name}-narrow")))
+    wide, slim = (
+        _svg(*arguments) for arguments in ((svg, name, name), (narrow, name, f"{name}-narrow"))
+    )
     return f'<div class="figure broad">{wide}</div><div class="figure narrow">{slim}</div>'
 
 
 def _svg(svg: str, label: str, name: str) -> str:
-    """Return the drawing with ids that begin with `name`.
+    """Return the drawing with its ids prefixed by `name`.
 
     A colour #RRGGBB becomes the page's variable `--c-RRGGBB`, which page.css sets for dark pages.
     """
@@ -123,10 +125,10 @@ def _svg(svg: str, label: str, name: str) -> str:
     drawing = drawing.replace("xlink:href", "href").replace("\n", " ")
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', drawing))
 
-    def own(found: re.Match[str]) -> str:
-        return f' id="{name}-{found[1]}"' if found[1] in used else ""
+    def with_prefix(match: re.Match[str]) -> str:
+        return f' id="{name}-{match[1]}"' if match[1] in used else ""
 
-    drawing = re.sub(r' id="([^"]*)"', own, drawing)
+    drawing = re.sub(r' id="([^"]*)"', with_prefix, drawing)
     drawing = re.sub(r'(href="|url\()#', rf"\1#{name}-", drawing)
     drawing = re.sub(
         r"#([0-9a-fA-F]{6})\b(?=[;\"])", lambda c: f"var(--c-{c[1].lower()},{c[0]})", drawing

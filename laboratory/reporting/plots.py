@@ -73,8 +73,8 @@ def in_lines(label: str, width: int = 26) -> str:
     """Break a label at spaces and before an adapter's +, never inside a word.
 
     Args:
-        label: text of one line.
-        width: longest line, in characters, where no single word is longer.
+        label: Text of one line.
+        width: Longest line, in characters, where no single word is longer.
     """
     words = shown_in_line(label).replace("+", " +")
     lines = textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False)
@@ -85,8 +85,8 @@ def style_of(index: int, styles: Sequence[_T]) -> _T:
     """Return the style of a variant; the first style is the baseline's alone.
 
     Args:
-        index: place of the variant, 0 for the baseline.
-        styles: such as COLOURS; those after the first are used in turn.
+        index: Place of the variant, 0 for the baseline.
+        styles: Such as COLOURS; those after the first are used in turn.
     """
     return styles[0] if index == 0 else styles[1 + (index - 1) % (len(styles) - 1)]
 
@@ -95,11 +95,11 @@ def group_style(groups: Sequence[str], group: str) -> tuple[str, str]:
     """Return colour and marker of a group.
 
     Args:
-        groups: all groups of the figure, the baseline first.
-        group: one of them.
+        groups: All groups of the figure, the baseline first.
+        group: One of them.
     """
-    place = list(groups).index(group)
-    return style_of(place, COLOURS), style_of(place, MARKERS)
+    index = list(groups).index(group)
+    return style_of(index, COLOURS), style_of(index, MARKERS)
 
 
 def plot_seeds(
@@ -112,17 +112,19 @@ def plot_seeds(
     """Plot mean ± standard deviation over seeds as a line in the style of its group.
 
     Args:
-        plot: axes to draw on.
+        plot: Axes to draw on.
         x: `[points]`.
-        values: the seeds' values at each x, `[points][seeds]`.
-        groups: all groups of the figure, the baseline first.
-        group: the group that is drawn.
+        values: The seeds' values at each x, `[points][seeds]`.
+        groups: All groups of the figure, the baseline first.
+        group: The group that is drawn.
     """
     colour, marker = group_style(groups, group)
     plot.errorbar(
         x,
-        [statistics.mean(own) for own in values],
-        yerr=[statistics.stdev(own) if len(own) > 1 else 0.0 for own in values],
+        [statistics.mean(seed_values) for seed_values in values],
+        yerr=[
+            statistics.stdev(seed_values) if len(seed_values) > 1 else 0.0 for seed_values in values
+        ],
         color=colour,
         marker=marker,
         markersize=5,
@@ -143,11 +145,10 @@ def remark(
     """Write small grey text beside a point.
 
     Args:
-        plot: axes to write on.
-        text: what is written.
-        at: the point.
-        offset: from the point to the text, in points.
-        coordinates: systems of `at`, as in `Axes.annotate`: "data" or "axes fraction".
+        plot: Axes to write on.
+        at: The point.
+        offset: Distance from the point to the text, in points.
+        coordinates: Systems of `at`, as in `Axes.annotate`: "data" or "axes fraction".
         alignment: `ha` and `va` of the text.
     """
     plot.annotate(
@@ -168,7 +169,7 @@ def write_figures(makers: Mapping[str, Callable[[], Figure | None]], out: Path) 
     Args:
         makers: {name: function that draws the figure}. Where it returns None there is nothing to
             show, and older files of that name are removed.
-        out: an existing directory.
+        out: An existing directory.
 
     Returns:
         {name: text of the SVG} of the figures that were drawn, and of those that are narrower where
@@ -204,27 +205,28 @@ def _written(makers: Mapping[str, Callable[[], Figure | None]], out: Path) -> di
 
 
 def _drawing(figure: Figure, ending: str) -> bytes:
-    """Return the bytes of a file of that ending; its words show what does not print."""
+    """Return the figure as bytes of an SVG or PNG, with unprintable characters escaped."""
     for words in figure.findobj(Text):
         words.set_text(shown(words.get_text()))
     image = io.BytesIO()
+    # Date and version would make the bytes of equal figures differ.
     unsaid = {"svg": "Date", "png": "Software"}[ending]
     figure.savefig(image, format=ending, dpi=DOTS_PER_INCH, metadata={unsaid: None})
     return image.getvalue()
 
 
 def _shortened(svg: str) -> str:
-    """Return the SVG with places and paths in tenths of a point, which no printer shows."""
-    return re.sub(r' (d|x|y)="[^"]+"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), svg)
+    """Return the SVG with coordinates rounded to tenths of a point."""
+    return re.sub(r' (d|x|y)="[^"]+"', lambda match: re.sub(r"(\.\d)\d+", r"\1", match[0]), svg)
 
 
 def new_figure(rows: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
     """Return a figure as wide as a page, and its axes in reading order.
 
     Args:
-        rows: rows of plots.
-        columns: columns of plots.
-        height: of a row, in inches.
+        rows: Rows of plots.
+        columns: Columns of plots.
+        height: Height of a row, in inches.
     """
     figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -237,10 +239,10 @@ def label(plot: Axes, title: str, x: str, y: str) -> None:
     """Set title and axis labels of a plot that is one of several.
 
     Args:
-        plot: axes to label.
-        title: set flush left.
-        x: label of the x axis.
-        y: label of the y axis.
+        plot: Axes to label.
+        title: Set flush left.
+        x: Label of the x axis.
+        y: Label of the y axis.
     """
     plot.set_title(title, fontsize="medium", loc="left")
     plot.set_xlabel(x)
@@ -254,13 +256,15 @@ def legend_below(
 
     Args:
         figure: figure or part of a figure that gets the legend.
-        plots: axes whose entries are shown.
-        rows: rows that the legend has at least; more where the width does not hold the entries,
+        plots: Axes whose entries are shown.
+        rows: Rows that the legend has at least; more where the width does not hold the entries,
             which fill it column by column.
-        handle: length of an entry's line, in font sizes.
+        handle: Length of an entry's line, in font sizes.
     """
-    named = [zip(*reversed(plot.get_legend_handles_labels()), strict=True) for plot in plots]
-    entries = {name: line for names in named for name, line in names}
+    labelled_lines = [
+        zip(*reversed(plot.get_legend_handles_labels()), strict=True) for plot in plots
+    ]
+    entries = {name: line for names in labelled_lines for name, line in names}
     letters = 11.9 * figure.bbox.width / figure.dpi  # about 0.084 inches each
     most = int(letters - 5 - 1.5 * handle)
     entries = {in_lines(n, most) if len(n) > most else n: line for n, line in entries.items()}

@@ -16,8 +16,8 @@ class WorkDisplay:
     """Display of progress over work items, shown while entered as a context.
 
     Args:
-        pieces: number of work items.
-        seconds_between_lines: least time between two lines of a log file.
+        pieces: Number of work items.
+        seconds_between_lines: Least time between two lines of a log file.
     """
 
     def __init__(self, pieces: int, seconds_between_lines: float = 5.0) -> None:
@@ -45,16 +45,16 @@ class WorkDisplay:
         if self._console.is_terminal:
             self._bar.stop()
 
-    def begin(self, what: str) -> None:
-        """Begin the next work item, described by `what`."""
-        what = shown_in_line(what)
-        self._bar.update(self._task, completed=self._done, description=what)
+    def begin(self, title: str) -> None:
+        """Begin the next work item, described by `title`."""
+        title = shown_in_line(title)
+        self._bar.update(self._task, completed=self._done, description=title)
         self._done += 1
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last >= self._pause:
             self._last = now
             self._console.print(
-                f"{self._done}/{self._pieces}: {what}",
+                f"{self._done}/{self._pieces}: {title}",
                 soft_wrap=True,
                 markup=False,
                 highlight=False,

@@ -18,8 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import zstandard
 
@@ -54,7 +54,7 @@ CODE = dict.fromkeys(
     ("**/*.py",),
 )
 """The same of another kind of text."""
-TEXTS = {"documentation": DOCUMENTATION, "code": CODE}
+TEXTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {"documentation": DOCUMENTATION, "code": CODE}
 SHORTEST = 200
 """Characters of the shortest document: less is an index or a redirection."""
 
@@ -77,29 +77,29 @@ def documents(unpacked: Path, patterns: tuple[str, ...]) -> list[str]:
 
 
 def make(directory: Path, kind: str = "documentation") -> None:
-    """Write the corpus into a new directory; exit with a sentence where a package is not there.
+    """Write the corpus into a new directory; exit with a message if a package is not available.
 
     Args:
-        directory: Of the corpus.
+        directory: Directory of the corpus.
         kind: Key of TEXTS.
     """
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
             sys.exit(f"error: {program} is not here: the recipe takes packages of Debian 12")
     directory.mkdir(parents=True)
-    record: dict[str, Any] = {}
+    record = {}
     with tempfile.TemporaryDirectory() as temporary:
         for package, patterns in TEXTS[kind].items():
-            place = Path(temporary, package)
-            place.mkdir()
+            folder = Path(temporary, package)
+            folder.mkdir()
             if subprocess.run(
-                ["apt-get", "download", "-q", package], cwd=place, capture_output=True
+                ["apt-get", "download", "-q", package], cwd=folder, capture_output=True
             ).returncode:
                 why = "run 'apt-get update' first, on Debian 12"
                 sys.exit(f"error: apt-get download {package} failed: {why}")
-            (archive,) = place.glob("*.deb")
-            subprocess.run(["dpkg-deb", "-x", archive, place / "unpacked"], check=True)
-            texts = documents(place / "unpacked", patterns)
+            (archive,) = folder.glob("*.deb")
+            subprocess.run(["dpkg-deb", "-x", archive, folder / "unpacked"], check=True)
+            texts = documents(folder / "unpacked", patterns)
             lines = [
                 json.dumps({"text": text, "meta": {"redpajama_set_name": package}})
                 for text in texts

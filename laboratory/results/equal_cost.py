@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from laboratory.api import paired_gaps
-from laboratory.results.figures import RESULTS, table
+from laboratory.results.tables import RESULTS, table
 
 RUNS = RESULTS / "modern" / "runs.csv"
 DENSE, MULTI_QUERY = "vanilla_conv4", "multi_query_conv4"
@@ -30,9 +30,9 @@ class Saved:
     """Shares of the costs of `vanilla_conv4` that a variant saves.
 
     Attributes:
-        flops: Of the FLOPs of a run of `large_modern`, by `plan`.
-        hours: Of its GPU-hours, by `plan`'s estimate.
-        seconds: Of a step of the study's runs, measured on a core; None: not measured.
+        flops: Saved share of the FLOPs of a run of `large_modern`, by `plan`.
+        hours: Saved share of its GPU-hours, by `plan`'s estimate.
+        seconds: Saved share of a step's seconds, measured on a core; None: not measured.
     """
 
     flops: float
@@ -72,16 +72,16 @@ def read_losses(files: Iterable[Path]) -> Losses:
     for path in files:
         for run in table(path):
             variant = run["name"].partition("-")[0]
-            own = losses[variant][int(run["tokens"])]
-            own[int(run["seed"])] = float(run["validation_loss"])
+            losses_by_seed = losses[variant][int(run["tokens"])]
+            losses_by_seed[int(run["seed"])] = float(run["validation_loss"])
     return losses
 
 
 def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[int, float]:
-    """Return {seed: loss}, had the variant spent on tokens what it saves.
+    """Return {seed: loss} as if the variant had spent its saving on tokens.
 
     Args:
-        losses: Of all variants.
+        losses: Losses of all variants.
         variant: One of them.
         tokens: Length of the runs.
         cost: Key of COSTS.
@@ -89,19 +89,22 @@ def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[
     Returns:
         Empty where the saving is not known.
     """
-    own = dict(losses[variant][tokens])
+    variant_losses = dict(losses[variant][tokens])
     if variant == DENSE or cost == "tokens":
-        return own
+        return variant_losses
     share = getattr(SAVED[variant], COSTS[cost])
     if share is None:
         return {}
+    # A share s saved buys 1 / (1 - s) times the tokens.
     doublings = -math.log2(1 - share)
     lengths = sorted(losses[DENSE])
     last = max(1, lengths.index(tokens))
-    before, after = lengths[last - 1], lengths[last]
-    doublings /= math.log2(after / before)
-    gain = {seed: losses[DENSE][before][seed] - losses[DENSE][after][seed] for seed in own}
-    return {seed: loss - doublings * gain[seed] for seed, loss in own.items()}
+    shorter, longer = lengths[last - 1], lengths[last]
+    doublings /= math.log2(longer / shorter)
+    gain = {
+        seed: losses[DENSE][shorter][seed] - losses[DENSE][longer][seed] for seed in variant_losses
+    }
+    return {seed: loss - doublings * gain[seed] for seed, loss in variant_losses.items()}
 
 
 def main(files: list[Path]) -> None:
@@ -115,9 +118,9 @@ def main(files: list[Path]) -> None:
         trained = [name for name in (DENSE, *SAVED) if tokens in losses[name]]
         for cost in COSTS:
             spent = {name: at_equal_cost(losses, name, tokens, cost) for name in trained}
-            known = {name: own for name, own in spent.items() if own}
-            for baseline in (name for name in RIVALS if name in known):
-                for name, gap in paired_gaps(known, baseline).items():
+            comparable = {name: by_seed for name, by_seed in spent.items() if by_seed}
+            for baseline in (name for name in RIVALS if name in comparable):
+                for name, gap in paired_gaps(comparable, baseline).items():
                     ends = f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
                     print(f"{tokens:9,} equal {cost:21} {name:28} - {baseline:19} {ends}")
 

@@ -12,7 +12,6 @@ derived one.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import re
@@ -43,24 +42,18 @@ from laboratory.reporting.plots import (
     style_of,
     write_figures,
 )
+from laboratory.results.tables import RESULTS, table
 from laboratory.runs.finished import FinishedRun, ModelSize, StateBytes
 from laboratory.study.gaps import NATS, PairedGap, adjust, paired_gap
 from laboratory.study.seeds import Groups
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import spread
 
-RESULTS = Path("docs/results")
 DERIVED = ("validation_loss.", "validation_perplexity.", "perplexity.", "gap.")
 """Columns of variants.csv that runs.csv gives; the others are of the runs' records."""
 POINTS = 100
 """Points of a run's curve in curves.csv, at evenly spaced tokens."""
 Row = Mapping[str, str]
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def rebuilt(folder: Path) -> Comparison:
@@ -76,7 +69,9 @@ def rebuilt(folder: Path) -> Comparison:
     members = {
         row["variant"]: [run for run in runs if run["variant"] == row["variant"]] for row in rows
     }
-    losses = {name: by_seed(own, "validation_loss") for name, own in members.items()}
+    losses = {
+        name: by_seed(member_rows, "validation_loss") for name, member_rows in members.items()
+    }
     gaps = adjust(
         [
             paired_gap(row["baseline"], losses[row["variant"]], losses[row["baseline"]], NATS)
@@ -112,7 +107,7 @@ def by_seed(runs: Sequence[Row], column: str) -> dict[int, float]:
 
 
 def variant_of(row: Row, runs: Sequence[Row], gap: PairedGap | None) -> Variant:
-    """Return a variant as far as the tables tell it.
+    """Return a variant with the fields that the tables hold.
 
     Args:
         row: Its row in variants.csv.
@@ -215,7 +210,7 @@ def deviations(folder: Path) -> list[str]:
 
 
 def columns_of(variant: Mapping[str, Any]) -> dict[str, str]:
-    """Return the columns of variants.csv that runs.csv gives, of a variant of comparison.json."""
+    """Return the derived columns of variants.csv for a variant of comparison.json."""
     spreads = {key: variant[key] for key in ("validation_loss", "validation_perplexity")}
     by_source = variant["perplexity_by_source"]
     spreads |= {f"perplexity.{source}": by_source[source] for source in by_source}
@@ -231,7 +226,7 @@ def columns_of(variant: Mapping[str, Any]) -> dict[str, str]:
 
 
 def lines_as_published(derived: Table, text: str) -> list[str]:
-    """Return the lines of a table as a report has them.
+    """Return the lines of a table with the columns of a published report.
 
     Args:
         derived: The table.
@@ -241,10 +236,10 @@ def lines_as_published(derived: Table, text: str) -> list[str]:
     header = next(line for line in text.splitlines() if line.startswith(start))
     titles = header[2:-2].split(" | ")
     kept: list[int] = []
-    for place, own in enumerate(derived.header):
-        if len(kept) < len(titles) and own == titles[len(kept)]:
-            kept.append(place)
-    return ["| " + " | ".join(row[place] for place in kept) + " |" for row in derived.rows]
+    for index, title in enumerate(derived.header):
+        if len(kept) < len(titles) and title == titles[len(kept)]:
+            kept.append(index)
+    return ["| " + " | ".join(row[index] for index in kept) + " |" for row in derived.rows]
 
 
 def close(one: str, other: str) -> bool:
@@ -277,14 +272,14 @@ def loss_figure(folder: Path) -> Figure:
         members.setdefault(run["variant"], []).append(curves[run["name"]])
     figure, (plot,) = new_figure(1, 1, height=3.6 + 0.25 * len(members))
     shown = []
-    for index, (name, own) in enumerate(members.items()):
-        first = max(tokens[0] for tokens, _ in own)
-        shared = np.linspace(first, min(tokens[-1] for tokens, _ in own), POINTS)
-        mean = np.mean([np.interp(shared, *curve) for curve in own], axis=0)
+    for index, (name, variant_curves) in enumerate(members.items()):
+        first = max(tokens[0] for tokens, _ in variant_curves)
+        shared = np.linspace(first, min(tokens[-1] for tokens, _ in variant_curves), POINTS)
+        mean = np.mean([np.interp(shared, *curve) for curve in variant_curves], axis=0)
         shown += [mean[POINTS // 8 :].min(), mean[POINTS // 8 :].max()]
         look = {"color": style_of(index, COLOURS), "linestyle": style_of(index, DASHES)}
-        named = f"{in_lines(name, 60)} (n = {len(own)})"
-        plot.plot(shared, mean, linewidth=1.4, label=named, **look)
+        legend_name = f"{in_lines(name, 60)} (n = {len(variant_curves)})"
+        plot.plot(shared, mean, linewidth=1.4, label=legend_name, **look)
     plot.set_ylim(min(shown) - 0.05, max(shown) + 0.05)  # the first steps would hide the rest
     plot.xaxis.set_major_formatter(EngFormatter())
     label(plot, "", "training tokens", "training loss, nats/token")

@@ -30,13 +30,13 @@ def draw_lengths(content: Mapping[str, Any]) -> Figure:
     runs = []
     for run in content["runs"]:
         losses = {}
-        for factor, own in run["lengths"].items():
-            counts = np.full(own["length"], own["predictions"] / own["length"])
-            sums = counts * own["loss_by_position"]
-            losses[float(factor)] = length.LengthLoss(own["length"], sums, counts)
-        known = {key: run[key] for key in ("name", "group", "seed", "trained_length")}
+        for factor, record in run["lengths"].items():
+            counts = np.full(record["length"], record["predictions"] / record["length"])
+            sums = counts * record["loss_by_position"]
+            losses[float(factor)] = length.LengthLoss(record["length"], sums, counts)
+        facts = {key: run[key] for key in ("name", "group", "seed", "trained_length")}
         gains = run["gain_by_position"]
-        runs.append(RecordedLengths(**known, losses=losses, reasons={}, gains=gains))
+        runs.append(RecordedLengths(**facts, losses=losses, reasons={}, gains=gains))
     return length.length_figure(by_group(runs), content["tolerance"])
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from laboratory.reporting.plots import group_style, label, legend_below, new_figure
-from laboratory.results.figures import RESULTS, table
+from laboratory.results.tables import RESULTS, table
 
 SCORES = RESULTS / "modern" / "scores" / "scores.csv"
 TOLERANCE = 0.01
@@ -56,8 +56,8 @@ def octaves(losses: Mapping[float, float]) -> float:
     good = within <= (1 + TOLERANCE) * within.min()
     outside = np.flatnonzero(~good)
     best = int(within.argmin())
-    first = max((place + 1 for place in outside if place < best), default=0)
-    last = min((place - 1 for place in outside if place > best), default=count - 1)
+    first = max((index + 1 for index in outside if index < best), default=0)
+    last = min((index - 1 for index in outside if index > best), default=count - 1)
     return float(fine[last] - fine[first])
 
 
@@ -77,11 +77,11 @@ def scores_figure() -> Figure:
     """Return the figure of mean loss and largest score over the rate."""
     losses, scores = read_scores()
     figure, (loss_plot, score_plot) = new_figure(1, 2, 3.6)
-    for variant, own in losses.items():
+    for variant, by_rate in losses.items():
         colour, marker = group_style(list(losses), variant)
-        rates = sorted(own)
+        rates = sorted(by_rate)
         style: dict[str, Any] = {"color": colour, "marker": marker, "label": WAYS[variant]}
-        loss_plot.plot(rates, [fmean(own[rate]) for rate in rates], **style)
+        loss_plot.plot(rates, [fmean(by_rate[rate]) for rate in rates], **style)
         score_plot.plot(rates, [max(scores[variant][rate]) for rate in rates], **style)
     score_plot.set_yscale("log")
     score_plot.yaxis.set_major_formatter("{x:,.0f}")
@@ -98,13 +98,13 @@ def scores_figure() -> Figure:
 def main() -> None:
     """Print what is in scores.csv as a table."""
     losses, scores = read_scores()
-    for variant, own in losses.items():
+    for variant, by_rate in losses.items():
         cells = [
-            f"{rate:g}: {', '.join(f'{loss:.3f}' for loss in own[rate])} "
+            f"{rate:g}: {', '.join(f'{loss:.3f}' for loss in by_rate[rate])} "
             f"({', '.join(f'{score:.0f}' for score in scores[variant][rate])})"
-            for rate in sorted(own)
+            for rate in sorted(by_rate)
         ]
-        span = octaves({rate: fmean(values) for rate, values in own.items()})
+        span = octaves({rate: fmean(values) for rate, values in by_rate.items()})
         print(f"{variant:16} {span:.1f} octaves;", "; ".join(cells))
 
 

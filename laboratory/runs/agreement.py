@@ -34,11 +34,11 @@ Clash = tuple[Path, str, Any, Path, Any]
 
 
 def read_result(run: RunDirectory, last: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of summary.json, which is that of the last record.
+    """Return the content of summary.json after a comparison with the last record.
 
     Args:
-        run: the run's directory.
-        last: the last record of metrics.jsonl.
+        run: The run's directory.
+        last: The last record of metrics.jsonl.
 
     Raises:
         UserError: summary.json is missing or damaged, or tells of another result.
@@ -56,9 +56,9 @@ def require_agreement(
     """Refuse a run of which two files contradict each other.
 
     Args:
-        run: the run's directory.
-        files: content of `config`, `environment`, `audit` and `summary`.
-        curves: of metrics.jsonl.
+        run: The run's directory.
+        files: Content of `config`, `environment`, `audit` and `summary`.
+        curves: Curves of metrics.jsonl.
 
     Raises:
         UserError: names both files and the key.
@@ -85,7 +85,7 @@ def _of_summary(
     run: RunDirectory, summary: Mapping[str, Any], last: Mapping[str, Any]
 ) -> Iterator[Clash]:
     validation = summary["validation"]
-    said = {
+    stated = {
         "step": summary["step"],
         "tokens": summary["tokens"],
         tags.VALIDATION_LOSS.tag: validation["loss"],
@@ -94,7 +94,7 @@ def _of_summary(
         tags.LOSS.tag: summary.get("loss"),
     }
     optional = ("samples", tags.LOSS.tag)
-    for key, value in said.items():
+    for key, value in stated.items():
         if value != last.get(key) and not (key in optional and value is None):
             yield run.summary, key, value, run.metrics, last.get(key)
     recorded = tags.PERPLEXITY_OF_SOURCE.members(last)
@@ -106,6 +106,7 @@ def _of_summary(
         yield run.summary, key, by_source.get(source), run.metrics, recorded.get(source)
     loss, perplexity = validation["loss"], validation["perplexity"]
     if loss is not None and perplexity is not None:
+        # exp overflows a float above 709.
         expected = math.exp(min(loss, 700.0))
         if not math.isclose(perplexity, expected, rel_tol=_ROUNDING):
             yield run.summary, "perplexity", perplexity, run.summary, f"exp({loss})"
@@ -125,10 +126,11 @@ def _of_config(
     steps = config["schedule"].get("steps")
     if steps is not None and steps != summary["step"]:
         yield run.config, "schedule.steps", steps, run.summary, summary["step"]
+    # Consumed tokens only grow; records of two runs in one file show here.
     fallen = np.flatnonzero(np.diff(curves.tokens) < 0)
     if len(fallen):
-        before, after = curves.tokens[fallen[0] : fallen[0] + 2].tolist()
-        yield run.metrics, "tokens", after, run.metrics, f"at least {before}"
+        earlier, later = curves.tokens[fallen[0] : fallen[0] + 2].tolist()
+        yield run.metrics, "tokens", later, run.metrics, f"at least {earlier}"
     segments = files["environment"].get("segments", [])
     deciding = {"optimizer.learning_rate", "schedule.warmup_steps"}
     changed = any(deciding & segment["changes"].keys() for segment in segments)
@@ -140,7 +142,7 @@ def _of_config(
 def _of_learning_rate(
     run: RunDirectory, config: Mapping[str, Any], curves: RunCurves
 ) -> Iterator[Clash]:
-    """Compare the peak: it is reached in the last step of the warm-up, and never exceeded."""
+    """Compare the peak rate, which the last warm-up step reaches and no step exceeds."""
     peak = config["optimizer"]["learning_rate"]
     rates = curves[tags.LEARNING_RATE]
     warm = rates[curves.steps == config["schedule"].get("warmup_steps")]
@@ -165,9 +167,13 @@ def _of_checkpoint(run: RunDirectory, files: Mapping[str, Mapping[str, Any]]) ->
             yield file, f"position.{name}", position[name], run.summary, summary[key]
     for key, value in about["keys"].items():
         section, _, name = key.partition(".")
-        own = files["config"].get(section)
+        configured = files["config"].get(section)
         # Of a file of weights the checkpoint has the content's hash, and config.yaml the path.
-        if key == "model.initial_weights" or not isinstance(own, Mapping) or name not in own:
+        if (
+            key == "model.initial_weights"
+            or not isinstance(configured, Mapping)
+            or name not in configured
+        ):
             continue
-        if own[name] != value:
-            yield run.config, key, own[name], file, value
+        if configured[name] != value:
+            yield run.config, key, configured[name], file, value

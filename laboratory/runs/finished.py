@@ -94,7 +94,7 @@ class FinishedRun:
 
     @property
     def device(self) -> str | None:
-        """Return the device; for a CPU with its kind of kernels, each of which rounds otherwise."""
+        """Return the device, for a CPU with its kernels, whose rounding differs."""
         device, kernels = (self.environment.get(key) for key in ("device", "cpu_kernels"))
         return f"{device} with {kernels}" if device == "cpu" and kernels else device
 
@@ -167,22 +167,22 @@ def leave_out_others(paths: Sequence[Path], models: bool = False) -> tuple[list[
     Where none holds a run, all are returned, for the reader to refuse the first.
 
     Args:
-        paths: of runs, as the user gave them.
-        models: keep directories of transformers too.
+        paths: Paths of runs, as the user gave them.
+        models: Keep directories of transformers too.
 
     Returns:
         The paths that stay, and a line that names the others, or "".
     """
     runs = [RunDirectory(path) for path in paths if path.exists()]
     parts = ((run.path, (run.config, run.state_file, run.metrics, run.checkpoints)) for run in runs)
-    others = [path for path, files in parts if not any(file.exists() for file in files)]
-    others = [path for path in others if not (models and (path / "config.json").is_file())]
-    if not others or len(others) == len(paths):
+    skipped = [path for path, files in parts if not any(file.exists() for file in files)]
+    skipped = [path for path in skipped if not (models and (path / "config.json").is_file())]
+    if not skipped or len(skipped) == len(paths):
         return list(paths), ""
-    named = ", ".join(map(str, others))
+    listed = ", ".join(map(str, skipped))
     return [
-        path for path in paths if path not in others
-    ], f"left out, for there is no run in it: {named}"
+        path for path in paths if path not in skipped
+    ], f"left out, for there is no run in it: {listed}"
 
 
 def _require_finished(run: RunDirectory, name: str) -> None:
@@ -200,7 +200,7 @@ def _require_finished(run: RunDirectory, name: str) -> None:
 
 
 def _require_settings(run: RunDirectory, environment: Mapping[str, Any]) -> None:
-    """Refuse a run that has lost its settings on the way: what it trained with is not known."""
+    """Refuse a run that lost its settings at some start, so that they are not known."""
     for segment in environment.get("segments", []):
         lost = [
             file.name
@@ -218,7 +218,7 @@ def _require_settings(run: RunDirectory, environment: Mapping[str, Any]) -> None
 def _require_whole(
     run: RunDirectory, curves: RunCurves, config: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> None:
-    """Refuse a run in which no training loss is finite, or whose records are not all there.
+    """Refuse a run without a finite training loss, or with missing records.
 
     A start of the run may find fewer records than it continues from, and has said so then: not an
     error here.
@@ -229,21 +229,26 @@ def _require_whole(
             "anew with a lower optimizer.learning_rate"
         )
     starts = _starts(config, environment)
+    # A start that fell back replaces the records behind its first step.
     ends = [curves.steps[-1] + 1, *(first for first, _ in starts[:0:-1])]
     for (first, every), end in zip(starts, np.minimum.accumulate(ends)[::-1], strict=True):
         records = curves.steps[: np.searchsorted(curves.steps, end)]
-        wanted = range(-(-first // every) * every, int(records[-1]) if len(records) else 0, every)
-        own = records[np.searchsorted(records, first) : -1]
-        found = own[own % every == 0].tolist()
-        if len(found) < len(wanted):
-            lost = next(step for step, there in zip_longest(wanted, found) if step != there)
-            others = (
-                f" and {len(wanted) - len(found) - 1} others"
-                if len(wanted) > len(found) + 1
+        expected = range(-(-first // every) * every, int(records[-1]) if len(records) else 0, every)
+        start_steps = records[np.searchsorted(records, first) : -1]
+        present = start_steps[start_steps % every == 0].tolist()
+        if len(present) < len(expected):
+            lost = next(
+                step
+                for step, present_step in zip_longest(expected, present)
+                if step != present_step
+            )
+            more = (
+                f" and {len(expected) - len(present) - 1} others"
+                if len(expected) > len(present) + 1
                 else ""
             )
             raise UserError(
-                f"{run.metrics} has no record of step {lost}{others}, though telemetry.every was "
+                f"{run.metrics} has no record of step {lost}{more}, though telemetry.every was "
                 f"{every}; restore the file, or leave the run out"
             )
 

@@ -21,19 +21,19 @@ class ResultCache:
     """Results on disk, a JSON file each: {"identity": what it was made of, …}.
 
     Args:
-        directory: of the files, made if missing.
-        form: of a result.
+        directory: Directory of the files, made if missing.
+        form: Form of a result.
     """
 
     directory: Path
     form: TypeAdapter[Any]
 
     def read(self, name: str, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return a result, or None if there is none, none of this identity, or none whole.
+        """Return a result; None if it is missing, damaged or of another identity.
 
         Args:
-            name: name of the file, without its suffix.
-            identity: what the result has to be made of.
+            name: Name of the file, without its suffix.
+            identity: Everything that the result has to be made of.
         """
         try:
             content: dict[str, Any] = parse_json(self._path(name).read_bytes())
@@ -46,9 +46,8 @@ class ResultCache:
         """Write a result; numbers that are not finite become null.
 
         Args:
-            name: name of the file, without its suffix.
-            identity: what the result was made of.
-            content: the result.
+            name: Name of the file, without its suffix.
+            identity: Everything that the result was made of.
 
         Raises:
             UserError: the file cannot be written.
@@ -64,21 +63,22 @@ class ResultCache:
     def read_or_make(
         self, name: str, identity: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]
     ) -> tuple[dict[str, Any], bool]:
-        """Return a result that has been through JSON, and whether it was there already.
+        """Return a result as JSON gives it back, and whether it was on disk.
 
         Args:
-            name: name of the file, without its suffix.
-            identity: what the result has to be made of.
-            make: makes the result where it is not there.
+            name: Name of the file, without its suffix.
+            identity: Everything that the result has to be made of.
+            make: Function that makes the result where it is not there.
         """
         if (kept := self.read(name, identity)) is not None:
             return kept, True
         self.write(name, identity, make())
-        made = self.read(name, identity)
-        assert made is not None, (
+        # Read again, so that a new result equals a kept one in every type.
+        written = self.read(name, identity)
+        assert written is not None, (
             f"{name}: the identity that was written is not the one that was asked for"
         )
-        return made, False
+        return written, False
 
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}.json"

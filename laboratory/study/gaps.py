@@ -34,10 +34,10 @@ class Scale:
     """Unit of the values that a gap compares, and how their differences are shown.
 
     Attributes:
-        unit: shown after a number; "" for none.
-        factor: what a value is multiplied with to be shown.
-        digits: digits after the point.
-        of_losses: values are in nats per token, so exp(gap) is a ratio of perplexities.
+        unit: Text after a number; "" for none.
+        factor: Multiplier of a value when it is shown.
+        digits: Digits after the point.
+        of_losses: Values are in nats per token, so exp(gap) is a ratio of perplexities.
     """
 
     unit: str = ""
@@ -72,21 +72,21 @@ class PairedGap:
     What n or equal differences leave undefined is None.
 
     Attributes:
-        baseline: name of the baseline.
-        seeds: ascending.
-        differences: `[pairs]`, in the order of the seeds.
-        scale: unit of the values.
-        mean: mean difference.
-        sd: standard deviation of the differences.
-        low: lower end of the 95 % interval of the mean.
-        high: upper end of the interval.
-        cohens_dz: mean over standard deviation.
-        t: statistic of the paired t-test.
-        t_p: its two-sided p value.
-        t_p_holm: p value adjusted over all comparisons of the report.
-        wilcoxon: statistic of the signed-rank test.
-        wilcoxon_p: its two-sided p value, exact.
-        wilcoxon_p_holm: p value adjusted over all comparisons of the report.
+        baseline: Name of the baseline.
+        seeds: Seeds in ascending order.
+        differences: Differences `[pairs]`, in the order of the seeds.
+        scale: Unit of the values.
+        mean: Mean difference.
+        sd: Standard deviation of the differences.
+        low: Lower end of the 95 % interval of the mean.
+        high: Upper end of the interval.
+        cohens_dz: Mean over standard deviation.
+        t: Statistic of the paired t-test.
+        t_p: Two-sided p value of the t-test.
+        t_p_holm: P value adjusted over all comparisons of the report.
+        wilcoxon: Statistic of the signed-rank test.
+        wilcoxon_p: Two-sided p value of the signed-rank test, exact.
+        wilcoxon_p_holm: P value adjusted over all comparisons of the report.
     """
 
     baseline: str
@@ -112,12 +112,12 @@ class PairedGap:
 
     @property
     def significance_claimed(self) -> bool:
-        """Return whether n allows a claim at all and the adjusted t-test makes one."""
+        """Return whether there are enough pairs and the adjusted t-test is significant."""
         return self.n >= FEWEST_SEEDS and self.t_p_holm is not None and self.t_p_holm < LEVEL
 
     @property
     def perplexity_ratio(self) -> float | None:
-        """Return exp(gap); None unless the values are losses, here and for the interval's ends."""
+        """Return exp(gap); None unless the values are losses."""
         return self._perplexity(self.mean)
 
     @property
@@ -143,7 +143,7 @@ class PairedGap:
         return max(high - 1, 1 - low)
 
     def answer(self, claim: Hypothesis) -> str | None:
-        """Return what runs whose number was fixed beforehand answer: "yes", "no", or None.
+        """Return the answer of runs whose number was fixed beforehand: "yes", "no", or None.
 
         By the interval, from FEWEST_SEEDS pairs on; a one-sided "yes" also needs the test, which,
         unlike the interval, is adjusted for the number of comparisons.
@@ -175,10 +175,10 @@ def paired_gap(
     """Return the gap between two sets of runs; None if they have no seed in common.
 
     Args:
-        baseline: name of the baseline.
+        baseline: Name of the baseline.
         values: {seed: value} of the variant.
         base: {seed: value} of the baseline.
-        scale: unit of the values.
+        scale: Unit of the values.
     """
     seeds = tuple(sorted(values.keys() & base.keys()))
     if not seeds:
@@ -221,7 +221,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def adjust(gaps: Sequence[PairedGap | None]) -> list[PairedGap | None]:
-    """Return the same gaps with Holm's correction over all of them, for each of the two tests."""
+    """Return the gaps with Holm's correction over all of them, for each of the two tests."""
     by_t = holm([gap.t_p if gap else None for gap in gaps])
     by_wilcoxon = holm([gap.wilcoxon_p if gap else None for gap in gaps])
     return [
@@ -246,21 +246,23 @@ def paired_gaps(
 
     Args:
         values: {model: {seed: value}}.
-        baseline: one of the models.
-        scale: unit of the values.
+        baseline: One of the models.
+        scale: Unit of the values.
 
     Raises:
-        UserError: there is no such model, or one has no seed in common with it.
+        UserError: the baseline is unknown, or a model has no seed in common with it.
     """
     if baseline not in values:
         raise UserError(
             f"there is no model '{baseline}' to compare with; there are {', '.join(values)}"
         )
-    others = [name for name in values if name != baseline]
-    gaps = adjust([paired_gap(baseline, values[name], values[baseline], scale) for name in others])
+    compared = [name for name in values if name != baseline]
+    gaps = adjust(
+        [paired_gap(baseline, values[name], values[baseline], scale) for name in compared]
+    )
     if None in gaps:
-        name = others[gaps.index(None)]
+        name = compared[gaps.index(None)]
         raise UserError(
             f"'{name}' and '{baseline}' have no seed in common; train both with the same seeds"
         )
-    return {name: gap for name, gap in zip(others, gaps, strict=True) if gap is not None}
+    return {name: gap for name, gap in zip(compared, gaps, strict=True) if gap is not None}

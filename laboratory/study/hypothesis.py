@@ -20,10 +20,10 @@ class Hypothesis:
     the margin or more is excluded. `within` claims a ratio between 1 - margin and 1 + margin.
 
     Attributes:
-        design: name of a sweep's runs, without the seed.
+        design: Name of a sweep's runs, without the seed.
         question: better, worse or within.
-        margin: percent of perplexity.
-        baseline: what the design is compared with, named like it.
+        margin: Percent of perplexity.
+        baseline: Name of the design that the claim compares with.
     """
 
     design: str
@@ -72,8 +72,8 @@ class Hypothesis:
         """Return "yes", "no", or None for undecided.
 
         Args:
-            yes: interval of the gap that a "yes" is read from, (low, high) in nats per token.
-            no: interval of the gap that a "no" is read from.
+            yes: Interval of the gap that a "yes" is read from, (low, high) in nats per token.
+            no: Interval of the gap that a "no" is read from.
         """
         lower, upper = self.edges
         low, high = self.claimed
@@ -89,10 +89,10 @@ class Hypothesis:
 
         Args:
             answer: "yes", "no" or None.
-            undecided: what is said for None.
+            undecided: Text for None.
         """
         within = self.question == "within"
         asked = f"within ± {self.margin:g} % of" if within else f"{self.question} than"
         no = "No" if within else f"No, not by {self.margin:g} %"
-        said = {"yes": "Yes", "no": no, None: undecided}[answer]
-        return f"Is {self.design} {asked} {self.baseline}? {said}"
+        word = {"yes": "Yes", "no": no, None: undecided}[answer]
+        return f"Is {self.design} {asked} {self.baseline}? {word}"

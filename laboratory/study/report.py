@@ -49,10 +49,10 @@ class Form(Generic[T]):
     """One form of a page: how each kind of block is written.
 
     Attributes:
-        text: writes a paragraph or heading.
-        table: writes a table, without its title.
-        picture: writes the figure of that name.
-        sentences: writes a list of sentences.
+        text: Function that writes a paragraph or heading.
+        table: Function that writes a table, without its title.
+        picture: Function that writes the figure of that name.
+        sentences: Function that writes a list of sentences.
     """
 
     text: Callable[[str], T]
@@ -61,7 +61,7 @@ class Form(Generic[T]):
     sentences: Callable[[Sequence[str]], T]
 
     def write(self, page: Sequence[Block]) -> Iterator[T]:
-        """Yield the blocks of a page in this form; those that come out empty are left out."""
+        """Yield the blocks of a page in this form, without empty ones."""
         for block in page:
             if isinstance(block, Picture):
                 written = self.picture(block.name)
@@ -80,11 +80,11 @@ class Document:
     """Everything that a study writes and prints.
 
     Attributes:
-        page: blocks of report.md and report.html.
-        content: the content of `content_file`; numbers that are not finite become null.
-        summary: blocks that are printed on the terminal.
+        page: Blocks of report.md and report.html.
+        content: The content of `content_file`; numbers that are not finite become null.
+        summary: Blocks that are printed on the terminal.
         figures: {file name without suffix: function that draws it, or returns None for nothing}.
-        content_file: name of the JSON file.
+        content_file: Name of the JSON file.
     """
 
     page: Sequence[Block]
@@ -99,10 +99,10 @@ class Verdict:
     """Answer to whether the criterion held for one group of runs.
 
     Attributes:
-        group: name of the group.
-        n: its runs (seeds).
-        held: runs in which the criterion held; None where none could be tested.
-        numbers: what was judged, as text.
+        group: Name of the group.
+        n: Number of runs (seeds).
+        held: Number of runs in which the criterion held; None where none could be tested.
+        numbers: Numbers that were judged, as text.
     """
 
     group: str
@@ -124,13 +124,13 @@ class Report:
     """Outcome of one experiment.
 
     Attributes:
-        experiment: its number, such as E1.
-        title: what it is about.
-        criterion: what was to hold.
-        verdicts: whether the criterion held, for each group.
-        tables: titled tables of the page.
-        notes: sentences at the end of the page.
-        content: further content of report.json.
+        experiment: Number of the experiment, such as E1.
+        title: Subject of the experiment.
+        criterion: Condition that was to hold.
+        verdicts: Whether the criterion held, for each group.
+        tables: Titled tables of the page.
+        notes: Sentences at the end of the page.
+        content: Further content of report.json.
         figures: {file name without suffix: function that draws it}.
     """
 
@@ -171,7 +171,6 @@ def write(study: Document | Report, out: Path) -> Path:
     """Write all files of a study and return the path of report.md.
 
     Args:
-        study: what is written.
         out: directory, made if missing.
 
     Raises:
@@ -194,13 +193,12 @@ def _write(document: Document, out: Path) -> Path:
 
 
 def finish(study: Document | Report, out: Path, *, log_width: int = 80, remark: str = "") -> None:
-    """Write all files, print the summary, and say where the report is.
+    """Write all files, and print the summary and the path of the report.
 
     Args:
-        study: what is written and printed.
-        out: directory of the files.
-        log_width: characters of a line where there is no terminal.
-        remark: text after the last line.
+        out: Directory of the files.
+        log_width: Characters of a line where there is no terminal.
+        remark: Text after the last line.
 
     Raises:
         UserError: `out` cannot be written.
@@ -215,16 +213,16 @@ def show(blocks: Sequence[Block], console: Console, *, lines: bool = False) -> N
     """Print blocks of a page, without its figures.
 
     Args:
-        blocks: what is printed.
-        console: where it is printed.
-        lines: draw a line between any two rows of a table, and leave one empty after it.
+        lines: Whether to draw a line between rows of a table, and leave one empty after it.
     """
     after_table = [""] if lines else []
     form: Form[Sequence[Text | RichTable | str]] = Form(
         text=lambda text: [Text(shown(text))],
         table=lambda table: [rich_table(table, between_rows=lines), *after_table],
         picture=lambda name: [],
-        sentences=lambda sentences: [Text(f"* {shown_in_line(each)}") for each in sentences],
+        sentences=lambda sentences: [
+            Text(f"* {shown_in_line(sentence)}") for sentence in sentences
+        ],
     )
     for written in form.write(blocks):
         console.print(*written, sep="\n")
@@ -234,14 +232,16 @@ def page_text(page: Sequence[Block], figures: Collection[str] | None = None) -> 
     """Return a page as Markdown, with a blank line between its blocks.
 
     Args:
-        page: the blocks.
-        figures: names of the figures that were drawn; None: all.
+        page: The blocks.
+        figures: Names of the figures that were drawn; None: all.
     """
     form = Form(
         text=str,
         table=lambda table: "\n".join(markdown(table)),
         picture=lambda name: f"![{name}]({name}.png)" if figures is None or name in figures else "",
-        sentences=lambda sentences: "\n".join(f"* {shown_in_line(each)}" for each in sentences),
+        sentences=lambda sentences: "\n".join(
+            f"* {shown_in_line(sentence)}" for sentence in sentences
+        ),
     )
     return "\n\n".join(form.write(page)) + "\n"
 
@@ -250,7 +250,7 @@ def page_html(page: Sequence[Block], drawings: Mapping[str, str]) -> str:
     """Return a page as one file of HTML.
 
     Args:
-        page: the blocks; the first text is the title.
+        page: The blocks; the first text is the title.
         drawings: {name: SVG} of the figures that were drawn, and of their narrow forms.
     """
     form = Form(
@@ -271,8 +271,8 @@ def seeds_text(values: Sequence[float | None], digits: int = 3) -> str:
     """Return mean and deviation over seeds as text; a dash where a seed has no value.
 
     Args:
-        values: one for each seed.
-        digits: digits after the point.
+        values: Values, one for each seed.
+        digits: Digits after the point.
     """
     return mean_sd(spread_of_all(values), digits)
 
@@ -281,8 +281,7 @@ def text_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
     """Return a table whose columns are all flush left.
 
     Args:
-        title: of the table.
-        header: titles of the columns.
+        header: Titles of the columns.
         rows: cells, as many in each row as `header` has.
     """
     return Table(header, rows, range(len(header)), title)

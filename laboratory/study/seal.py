@@ -48,46 +48,50 @@ class Seal:
     """A seal as its file has it.
 
     Attributes:
-        path: the file.
-        place: directory of the runs, without links.
-        sealed: what is sealed.
-        raw: the same as plain JSON, which the hash is of.
-        intact: whether the content still has the hash.
+        path: The file.
+        directory: Directory of the runs, without links.
+        sealed: Sealed content.
+        raw: The same as plain JSON, of which the hash is.
+        intact: Whether the content still has the hash.
     """
 
     path: Path
-    place: Path
+    directory: Path
     sealed: Sealed
     raw: Mapping[str, Any]
     intact: bool
 
     def beside(self, runs: Iterable[FinishedRun]) -> list[FinishedRun]:
         """Return those of the runs that lie beside the seal."""
-        return [run for run in runs if run.path.resolve().parent == self.place]
+        return [run for run in runs if run.path.resolve().parent == self.directory]
 
     def own_runs(self, runs: Iterable[FinishedRun]) -> dict[str, dict[int, FinishedRun]]:
         """Return {design: {seed: run}} of those of the runs that are sealed and lie beside it."""
         sealed = self.sealed.runs
-        own: dict[str, dict[int, FinishedRun]] = {design: {} for design in self.sealed.settings}
+        by_design: dict[str, dict[int, FinishedRun]] = {
+            design: {} for design in self.sealed.settings
+        }
         for run in self.beside(runs):
             design = design_of(run.config["run"]["name"], run.seed)
             if (design, run.seed) in sealed:
-                own[design][run.seed] = run
-        return own
+                by_design[design][run.seed] = run
+        return by_design
 
     def strangers(self, runs: Sequence[FinishedRun], designs: Iterable[str]) -> list[FinishedRun]:
         """Return those of the runs that are of sealed designs, by name or settings, but not sealed.
 
         Args:
-            runs: any finished runs.
-            designs: of the seal.
+            runs: Any finished runs.
+            designs: Designs of the seal.
         """
         settings = {design: self.sealed.settings[design] for design in designs}
-        own = {run.path for of in self.own_runs(runs).values() for run in of.values()}
+        sealed_paths = {
+            run.path for by_seed in self.own_runs(runs).values() for run in by_seed.values()
+        }
         return [
             run
             for run in runs
-            if run.path not in own
+            if run.path not in sealed_paths
             and (
                 design_of(run.config["run"]["name"], run.seed) in settings
                 or design_settings(run.config) in settings.values()
@@ -95,11 +99,11 @@ class Seal:
         ]
 
     def changes_of(self, run: FinishedRun, design: str) -> list[str]:
-        """Return clauses on what makes a run another than the sealed one: settings, data, time.
+        """Return clauses on differences of a run from the sealed one: settings, data, time.
 
         Args:
-            run: a run of `own_runs`.
-            design: of the run.
+            run: A run of `own_runs`.
+            design: Design of the run.
         """
         was = dict(self.sealed.settings[design])
         now = design_settings(run.config)
@@ -108,11 +112,11 @@ class Seal:
             was[key] = run.seed if value is None else value
             now[key] = run.config.get(section, {}).get(name)
         keys = sorted(key for key in now.keys() | was.keys() if now.get(key) != was.get(key))
-        found = [
+        clauses = [
             f"{key} is {_short(now.get(key))} in {run.name}, sealed {_short(was.get(key))}"
             for key in keys[:_SHOWN_KEYS]
         ]
-        found += [
+        clauses += [
             f"{present_key(key)} was {_short(value)} in {run.name} up to step {step}"
             for key, value, step in run.earlier_settings
             if present_key(key) in was
@@ -120,41 +124,41 @@ class Seal:
         first = (run.environment.get("segments") or [run.environment])[0]
         trunk = first.get("branched_from") or {}
         if "started" not in first or self._is_before(first["started"]):
-            found.append(f"{run.name} began before, or does not say when")
+            clauses.append(f"{run.name} began before, or does not say when")
         elif trunk.get("started") and self._is_before(trunk["started"]):
-            found.append(f"the trunk that {run.name} branched from began before")
+            clauses.append(f"the trunk that {run.name} branched from began before")
         if run.data_fingerprint not in self.sealed.data:
-            found.append(f"{run.name} has other data")
-        return found
+            clauses.append(f"{run.name} has other data")
+        return clauses
 
     def _is_before(self, started: str) -> bool:
         """Return whether something started before the seal."""
         return datetime.strptime(started, STARTED) < datetime.strptime(self.sealed.sealed, STARTED)
 
-    def notes(self, own: Mapping[str, Mapping[int, FinishedRun]]) -> list[str]:
-        """Return clauses on what has changed around the runs: grid file, number, commit.
+    def notes(self, by_design: Mapping[str, Mapping[int, FinishedRun]]) -> list[str]:
+        """Return clauses on changes around the runs: grid file, number of runs, commit.
 
         Args:
-            own: the sealed runs, of `own_runs`.
+            by_design: Sealed runs, of `own_runs`.
         """
         sealed = self.sealed
-        found = []
+        clauses = []
         if not _is_still(Path(sealed.grid.file), sealed.grid.sha256):
-            found.append(f"the grid file {sealed.grid.file:.{_LONGEST}} has changed or is gone")
-        runs = [run for of_design in own.values() for run in of_design.values()]
+            clauses.append(f"the grid file {sealed.grid.file:.{_LONGEST}} has changed or is gone")
+        runs = [run for of_design in by_design.values() for run in of_design.values()]
         lacking = len(sealed.runs) - len(runs)
         if lacking and sealed.fixed_n:
-            found.append(f"{lacking} of the sealed runs are not among these")
+            clauses.append(f"{lacking} of the sealed runs are not among these")
         sealed_commit = str(sealed.commit)
         commits = sorted({str(run.environment.get("git_commit")) for run in runs})
-        found += [
+        clauses += [
             f"runs are of commit {commit[:12]}, sealed at {sealed_commit[:12]}"
             for commit in commits
             if commit != sealed_commit
         ]
         if any(commit.endswith("+") for commit in (*commits, sealed_commit)):
-            found.append("a checkout had uncommitted changes")
-        return found
+            clauses.append("a checkout had uncommitted changes")
+        return clauses
 
 
 def _short(value: Any) -> str:
@@ -169,12 +173,12 @@ def _is_still(path: Path, sha256: str) -> bool:
 
 
 def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]) -> Seal | None:
-    """Write a seal beside the runs, or return the one of the same content that is there already.
+    """Write a seal beside the runs, or return an existing one of the same content.
 
     Args:
-        directory: directory of the runs.
-        content: fields of `Sealed`, and any others, but for `commit` and `sealed`.
-        begun: names of those of the runs that are there.
+        directory: Directory of the runs.
+        content: Fields of `Sealed`, and any others, but for `commit` and `sealed`.
+        begun: Names of the runs that have begun.
 
     Returns:
         The seal; None where a run has begun, because nothing can be sealed then.
@@ -204,12 +208,12 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
 
 
 def _asks_the_same(seal: Seal, content: Mapping[str, Any], begun: bool) -> bool:
-    """Return whether a seal has the content that would be sealed now.
+    """Return whether a seal holds the given content.
 
     Args:
-        seal: that lies there.
-        content: fields of `Sealed`, through JSON.
-        begun: a run is there, so nothing is sealed anew. The grid file may then be spelt otherwise
+        seal: Seal beside the runs.
+        content: Fields of `Sealed`, through JSON.
+        begun: A run is there, so nothing is sealed anew. The grid file may then be spelt otherwise
             or have another comment: settings, seeds and data are what counts, and `notes` says that
             the file has changed.
     """
@@ -223,8 +227,8 @@ class SealsRead:
     """Seals of directories of runs.
 
     Attributes:
-        seals: those that could be read.
-        problems: a sentence on each file that could not.
+        seals: Those that could be read.
+        problems: A sentence on each file that could not.
     """
 
     seals: tuple[Seal, ...]
@@ -232,11 +236,11 @@ class SealsRead:
 
 
 def read_seals(directories: Iterable[Path]) -> SealsRead:
-    """Read the seals of directories of runs; a file that cannot be read leaves the others be."""
+    """Read the seals of directories of runs, and report files that cannot be read."""
     seals = []
     problems = []
     places = {directory.resolve(): directory for directory in directories}
-    for place, directory in sorted(places.items()):
+    for resolved, directory in sorted(places.items()):
         folder = directory / SEALS
         try:
             paths = [folder / name for name in sorted(os.listdir(folder)) if name.endswith(".json")]
@@ -246,13 +250,13 @@ def read_seals(directories: Iterable[Path]) -> SealsRead:
             continue
         for path in paths:
             try:
-                seals.append(_read_seal(path, place))
+                seals.append(_read_seal(path, resolved))
             except (OSError, ValueError, RecursionError) as error:
                 problems.append(_problem(path, error))
     return SealsRead(tuple(seals), tuple(problems))
 
 
-def _read_seal(path: Path, place: Path) -> Seal:
+def _read_seal(path: Path, directory: Path) -> Seal:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # a FIFO would block
         raise ValueError("not a regular file")
@@ -264,18 +268,18 @@ def _read_seal(path: Path, place: Path) -> Seal:
     file = _SealFile.model_validate_json(text, strict=True)
     raw = parse_json(text)["sealed"]
     intact = _hash(raw) == file.sha256 and file.sha256.startswith(path.stem)
-    return Seal(path, place, file.sealed, raw=raw, intact=intact)
+    return Seal(path, directory, file.sealed, raw=raw, intact=intact)
 
 
 class _RemovedFormError(ValueError):
-    """Why a seal is of a form that this version does not judge."""
+    """Seal of a form that this version does not judge."""
 
 
 def _removed_form(text: bytes) -> str | None:
-    """Return why a seal is of a form that is not judged, as a clause; None where it is."""
+    """Return a clause on why a seal's form is not judged; None if it is."""
     try:
         content = json.loads(text)["sealed"]
-        settings = [pair for own in content["settings"].values() for pair in own.items()]
+        settings = [pair for values in content["settings"].values() for pair in values.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # which the model of the file says in full
     if content.get("predictions"):
@@ -300,8 +304,8 @@ def _problem(path: Path, error: Exception) -> str:
         )
     if isinstance(error, OSError):
         reason = error.strerror or reason
-    said = f"{path} is not a valid seal file ({reason:.200}); restore it, or move it away"
-    return str(UserError(said))  # which escapes what does not print
+    sentence = f"{path} is not a valid seal file ({reason:.200}); restore it, or move it away"
+    return str(UserError(sentence))  # which escapes what does not print
 
 
 def file_hash(path: Path) -> str:

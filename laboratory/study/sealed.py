@@ -46,13 +46,13 @@ Match = Literal["tokens", "flops", "seconds", "steps"]
 
 
 class Measure(BaseModel):
-    """Yardstick of a sealed hypothesis: all that decides it but the runs.
+    """Measure that decides a sealed hypothesis, given the runs.
 
     Attributes:
-        match: what a design and its baseline have used the same of where their gap is; steps: each
-            is taken at its end, whatever it has used.
+        match: Quantity that a design and its baseline have used equally where their gap is; with
+            steps, each is taken at its end, whatever it has used.
         subjects: facts or settings in which the runs may differ, as `compare --subject` has them.
-        rule: name and constants of the test, as in `verdict`.
+        rule: Name and constants of the test, as in `verdict`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,7 +76,7 @@ class SealedGrid(BaseModel):
 
 
 def _of_this_version(settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return settings of designs with the keys of this version: newer ones at their defaults."""
+    """Return settings of designs with the keys of this version, new keys at their defaults."""
     defaults = design_settings({})
     return {
         design: defaults
@@ -89,15 +89,15 @@ class Sealed(BaseModel):
     """Sealed content, as its file has it.
 
     Attributes:
-        stopping_rule: as a clause.
-        fixed_n: exactly the runs of `seeds` were to be made; otherwise `seeds` are the most.
-        measure: what decides the hypotheses.
-        seeds: of the runs, in the order in which pairs count.
+        stopping_rule: Stopping rule as a clause.
+        fixed_n: Exactly the runs of `seeds` were to be made; otherwise `seeds` are the most.
+        measure: Measure that decides the hypotheses.
+        seeds: Seeds of the runs, in the order in which pairs count.
         settings: {design: {section.key: value}}, of `design_settings`.
         other_seeds: {design: {section.key: value}}, of `seed_settings`.
-        data: fingerprints of the data.
-        commit: of the program; a + at its end stands for uncommitted changes.
-        sealed: time of the seal.
+        data: Fingerprints of the data.
+        commit: Commit of the program; a + at its end stands for uncommitted changes.
+        sealed: Time of the seal.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -128,12 +128,7 @@ class Sealed(BaseModel):
 
 
 def design_of(name: str, seed: int) -> str:
-    """Return the name of a sweep's run without its seed.
-
-    Args:
-        name: of the run.
-        seed: of the run.
-    """
+    """Return the name of a sweep's run without its seed."""
     return name.removesuffix(f"-seed_{seed}")
 
 
@@ -141,20 +136,20 @@ def arm_of(name: str) -> str:
     """Return the first part of a run's or design's name, up to a dash.
 
     Args:
-        name: such as vanilla-t500-seed_1, of which it is vanilla.
+        name: Name such as vanilla-t500-seed_1, of which the part is vanilla.
     """
     return name.partition("-")[0]
 
 
 def design_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {section.key: value} of what decides how a model is trained, but for the seeds.
+    """Return {section.key: value} of the settings that decide training, without seeds.
 
     A key that an older version did not have gets its default.
     """
     pairs = DEFAULTS | {
         f"{section}.{key}": value
-        for section, own in by_section(config).items()
-        for key, value in dict(own).items()
+        for section, content in by_section(config).items()
+        for key, value in dict(content).items()
     }
     # Through JSON, so that settings of a config compare equal to those of a seal.
     return json.loads(
@@ -166,17 +161,18 @@ def seed_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, int | None]
     """Return {section.key: value} of the seeds beside a run's own; None: they are the run's own.
 
     Args:
-        configs: of the runs of a design.
+        configs: Configurations of a design's runs.
 
     Raises:
-        UserError: such a seed changes from run to run otherwise than the run's own.
+        UserError: such a seed varies between runs, but not with the run's own.
     """
-    found: dict[str, int | None] = {}
+    settings: dict[str, int | None] = {}
     for key in _SEEDS:
         values = [config[key[:-5]]["seed"] for config in configs]
-        found[key] = None
+        settings[key] = None
+        # Equal to the run's own everywhere: it follows that one, whatever seeds are added.
         if values != [config["run"]["seed"] for config in configs]:
-            found[key] = values[0]
+            settings[key] = values[0]
             if len(set(values)) > 1:
                 raise UserError(f"runs of one variant have several {key}; nothing can be sealed")
-    return found
+    return settings

@@ -52,9 +52,9 @@ class Group(Generic[R]):
     """Runs that are seeds of one another.
 
     Attributes:
-        label: name of the method.
-        stratum: values of the subject as text; "" if no subject was named.
-        runs: by ascending seed.
+        label: Name of the method.
+        stratum: Values of the subject as text; "" if no subject was named.
+        runs: Runs by ascending seed.
     """
 
     label: str
@@ -72,8 +72,8 @@ class Groups(Generic[R]):
     """Groups, and the group that each is compared with.
 
     Attributes:
-        baseline: name of the baseline.
-        groups: every group.
+        baseline: Name of the baseline.
+        groups: Every group.
         compared_with: {name of a group: name of its baseline's group}; a baseline's is itself.
     """
 
@@ -111,12 +111,12 @@ def refuse_twice(paths: Iterable[Path], what: str = "run", place: str = "run dir
     """Refuse a path that is given twice.
 
     Args:
-        paths: as the user gave them.
-        what: what a path is, for the message.
-        place: what a path names, for the message.
+        paths: Paths as the user gave them.
+        what: Noun for a path in the message.
+        place: Noun for the target of a path in the message.
 
     Raises:
-        UserError: two paths are the same place.
+        UserError: two paths name the same directory.
     """
     listed = [path.resolve() for path in paths]
     if len(set(listed)) < len(listed):
@@ -124,12 +124,12 @@ def refuse_twice(paths: Iterable[Path], what: str = "run", place: str = "run dir
 
 
 def named_apart(members: Sequence[R]) -> list[R]:
-    """Return the members, dataclasses, with those that share a name called by their path."""
-    names = [one.name for one in members]
+    """Return the members, with their path as name where several share one."""
+    names = [member.name for member in members]
     alone = [names.count(name) == 1 for name in names]
     return [
-        one if own else replace(one, name=str(one.path))  # type: ignore[type-var]
-        for one, own in zip(members, alone, strict=True)
+        member if is_unique else replace(member, name=str(member.path))  # type: ignore[type-var]
+        for member, is_unique in zip(members, alone, strict=True)
     ]
 
 
@@ -144,15 +144,15 @@ def settings_of(run: Member) -> dict[str, Any]:
 
 
 def method_of(run: Member) -> str:
-    """Return variant and adapters, `orthogonal+low_rank`, but not those of the variant itself.
+    """Return variant and adapters, such as `orthogonal+low_rank`, without the variant's own.
 
     A combination that has a name of its own is called by it.
     """
     attention = run.config.get("attention", {})
     adapters = list(attention.get("adapters") or [])
     variant = named_variant(run.variant, attention)
-    own = list(VARIANTS[variant].adapters) if variant in VARIANTS else []
-    return "+".join([variant, *([] if adapters == own else adapters or ["none"])])
+    default_adapters = list(VARIANTS[variant].adapters) if variant in VARIANTS else []
+    return "+".join([variant, *([] if adapters == default_adapters else adapters or ["none"])])
 
 
 def group_runs(
@@ -165,11 +165,11 @@ def group_runs(
     """Group runs by method, settings of the attention and values of the subjects.
 
     Args:
-        runs: members of the groups.
-        baseline: a label, a label with its stratum, or the name of one run, which then stands for
+        runs: Members of the groups.
+        baseline: A label, a label with its stratum, or the name of one run, which then stands for
             its group.
         subjects: {setting: its value in each of `runs`}; None where the user cannot name any.
-        labels: of `runs`; None: by their settings.
+        labels: Labels of `runs`; None: by their settings.
 
     Returns:
         The groups, strata in the order of the subject's values, the baseline first in each, all
@@ -179,7 +179,7 @@ def group_runs(
         UserError: no such baseline, a stratum without one, two runs of a group with one seed, or
             runs that a given label calls seeds of one another and that are not.
     """
-    named = labels is not None
+    by_name = labels is not None
     if labels is None:
         methods = [method_of(run) for run in runs]
         attention = [run.config["attention"] for run in runs]
@@ -187,7 +187,7 @@ def group_runs(
         labels = [" ".join([m, *texts]) for m, texts in zip(methods, telling, strict=True)]
     strata = _strata(subjects or {}, len(runs))
     groups = _collect(runs, labels, strata, may_name_subject=subjects is not None)
-    if named:
+    if by_name:
         _refuse_other_settings(groups)
     label, compared_with = _find_baseline(groups, baseline)
     first = _first_positions(subjects or {}, strata)
@@ -204,10 +204,10 @@ def group_by_settings(
     """Group members by method and settings, in the order given.
 
     Args:
-        members: members of the groups.
-        methods: method of each member.
+        members: Members of the groups.
+        methods: Method of each member.
         settings: {name: value} of each member; a name may have a section before it.
-        baseline: the name of a group, its variant, or the name of a member; None: the first
+        baseline: The name of a group, its variant, or the name of a member; None: the first
             member's group.
 
     Raises:
@@ -224,7 +224,7 @@ def group_by_settings(
 
 
 def group_by_method(runs: Sequence[R]) -> Groups[R]:
-    """Group finished runs by everything that decides how a model is trained, but for the seeds.
+    """Group finished runs by all settings that decide training, except seeds.
 
     Raises:
         UserError: a run is given twice, or two runs of a group have the same seed.
@@ -237,7 +237,7 @@ def group_by_method(runs: Sequence[R]) -> Groups[R]:
 def _telling_settings(
     methods: Sequence[str], settings: Sequence[Mapping[str, Any]], left_out: Collection[str] = ()
 ) -> list[list[str]]:
-    """Return for each member `key=value` of the settings in which members of its method differ."""
+    """Return, for each member, the settings that differ within its method as `key=value`."""
     differing: dict[str, list[str]] = {}
     for method in dict.fromkeys(methods):  # once each: its members may be thousands
         alike = [other for name, other in zip(methods, settings, strict=True) if name == method]
@@ -246,8 +246,8 @@ def _telling_settings(
             key for key in keys if len({setting_text(o.get(key)) for o in alike}) > 1
         ]
     return [
-        [f"{key.rpartition('.')[2]}={setting_text(own.get(key))}" for key in differing[method]]
-        for method, own in zip(methods, settings, strict=True)
+        [f"{key.rpartition('.')[2]}={setting_text(values.get(key))}" for key in differing[method]]
+        for method, values in zip(methods, settings, strict=True)
     ]
 
 
@@ -262,8 +262,8 @@ def _collect(
     for run, label, stratum in zip(runs, labels, strata, strict=True):
         members[label, stratum].append(run)
     groups = []
-    for (label, stratum), own in members.items():
-        by_seed = sorted(own, key=lambda run: -1 if run.seed is None else run.seed)
+    for (label, stratum), group_members in members.items():
+        by_seed = sorted(group_members, key=lambda run: -1 if run.seed is None else run.seed)
         groups.append(Group(label, stratum, tuple(by_seed)))
         _refuse_one_seed_twice(groups[-1], may_name_subject)
     return groups
@@ -293,8 +293,10 @@ def _refuse_other_settings(groups: Sequence[Group[Any]]) -> None:
     for group in groups:
         first = _method_settings(group.runs[0])
         for other in group.runs[1:]:
-            own = _method_settings(other)
-            differing = sorted(key for key in first.keys() | own.keys() if _differ(key, first, own))
+            settings = _method_settings(other)
+            differing = sorted(
+                key for key in first.keys() | settings.keys() if _differ(key, first, settings)
+            )
             if differing:
                 raise UserError(
                     f"{group.runs[0].path} and {other.path} are both '{group.name}' by their "
@@ -308,24 +310,24 @@ def _method_settings(run: Member) -> dict[str, Any]:
     return {key: settings[key] for key in settings.keys() - _NOT_THE_METHOD}
 
 
-def _differ(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return setting_text(one.get(key)) != setting_text(other.get(key))
+def _differ(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    return setting_text(first.get(key)) != setting_text(second.get(key))
 
 
 def _strata(subjects: Mapping[str, Sequence[Any]], count: int) -> list[str]:
     """Return `key=value` of every subject for each run, keys without section unless ambiguous."""
     last = [name.rpartition(".")[2] for name in subjects]
     short = last if len(set(last)) == len(last) else list(subjects)
-    given = list(zip(short, subjects.values(), strict=True))
+    pairs = list(zip(short, subjects.values(), strict=True))
     return [
-        " ".join(f"{key}={setting_text(values[i])}" for key, values in given) for i in range(count)
+        " ".join(f"{key}={setting_text(values[i])}" for key, values in pairs) for i in range(count)
     ]
 
 
 def _first_positions(
     subjects: Mapping[str, Sequence[Any]], strata: Sequence[str]
 ) -> dict[str, int]:
-    """Return each stratum's position: by the subject's values if they sort, else as first given."""
+    """Return the position of each stratum, by the subject's values if they can be sorted."""
     order: Sequence[int] = range(len(strata))
     with contextlib.suppress(TypeError):  # a mapping, or numbers beside None
         order = sorted(order, key=lambda i: tuple(values[i] for values in subjects.values()))
@@ -353,12 +355,12 @@ def _find_baseline(groups: Sequence[Group[Any]], baseline: str) -> tuple[str, di
 
 
 def _by_stratum(groups: Sequence[Group[Any]], label: str) -> dict[str, str]:
-    own = {group.stratum: group.name for group in groups if group.label == label}
+    baselines = {group.stratum: group.name for group in groups if group.label == label}
     for group in groups:
-        if group.stratum not in own:
+        if group.stratum not in baselines:
             raise UserError(
                 f"there is no run of the baseline {label} with {group.stratum}, which "
                 f"'{group.name}' has: add one, or give one variant for all, such as "
-                f"--baseline '{next(iter(own.values()))}'"
+                f"--baseline '{next(iter(baselines.values()))}'"
             )
-    return {group.name: own[group.stratum] for group in groups}
+    return {group.name: baselines[group.stratum] for group in groups}

@@ -48,11 +48,11 @@ class Decision:
 
     Attributes:
         answer: "yes", "no", or None while undecided.
-        n: pairs that were judged.
-        mean: mean difference, in nats per token.
-        sd: standard deviation of the differences; NaN below two pairs.
-        low: lower bound of the gap, valid at any time, wrong in at most 5 % of trials.
-        high: upper bound; both are infinite before 5 pairs.
+        n: Pairs that were judged.
+        mean: Mean difference, in nats per token.
+        sd: Standard deviation of the differences; NaN below two pairs.
+        low: Lower bound of the gap, valid at any time, wrong in at most 5 % of trials.
+        high: Upper bound; both are infinite before 5 pairs.
     """
 
     answer: str | None
@@ -64,10 +64,10 @@ class Decision:
 
 
 def quantile(n: int, level: float) -> float:
-    """Return how many standard errors a bound lies from the mean.
+    """Return the distance of a bound from the mean, in standard errors.
 
     Args:
-        n: number of differences.
+        n: Number of differences.
         level: YES or NO.
     """
     from scipy import stats  # a second, which refusals do not wait for
@@ -80,7 +80,7 @@ def bounds(differences: Sequence[float], level: float) -> tuple[float, float]:
 
     Args:
         differences: `[pairs]` in nats per token.
-        level: share of trials in which each bound is wrong at most, YES or NO.
+        level: Share of trials in which each bound is wrong at most, YES or NO.
     """
     n = len(differences)
     if not FIRST <= n <= LAST:
@@ -96,10 +96,10 @@ def decide(differences: Sequence[float], hypothesis: Hypothesis) -> Decision:
     Args:
         differences: `[pairs]`, loss of the design minus loss of the baseline, in nats per token;
             those after the first answer do not count.
-        hypothesis: what is judged.
     """
     n = 0
     answer = None
+    # Pair by pair, as the trial was: later pairs must not revoke its first answer.
     while answer is None and n < len(differences):
         n += 1
         answer = hypothesis.answer(bounds(differences[:n], YES), bounds(differences[:n], NO))
@@ -119,9 +119,8 @@ def verdict(claim: Hypothesis, by: Decision, undecided: str) -> str:
     """Return the outcome of a trial as one sentence, without its full stop.
 
     Args:
-        claim: what was judged.
-        by: the decision.
-        undecided: what is said where there is no answer.
+        by: Decision of the trial.
+        undecided: Text where there is no answer.
     """
     mean, low, high = (percent(perplexity(value)) for value in (by.mean, by.low, by.high))
     return (
@@ -140,10 +139,9 @@ def look_table(
     """Return the table of a trial: every pair, and the bounds after it.
 
     Args:
-        claim: what was judged.
-        seeds: of the pairs.
-        losses: of the baseline and the design, in nats.
-        scale: how losses are shown.
+        seeds: Seeds of the pairs.
+        losses: Losses of the baseline and the design, in nats.
+        scale: Unit in which losses are shown.
     """
     differences = [design - baseline for baseline, design in losses]
     rows = []
@@ -156,15 +154,14 @@ def look_table(
 
 
 def pairs_needed(sd: float, hypothesis: Hypothesis) -> int:
-    """Return the pairs after which a true "yes" has been given in 95 % of trials, at most LAST.
+    """Return the number of pairs by which 95 % of trials give a true "yes", at most LAST.
 
     The truth planned for is a gap at the margin's edge for "better" and "worse", and none for
     "within".
 
     Args:
-        sd: standard deviation of the differences, from a pilot; the trial's own first pairs may be
+        sd: Standard deviation of the differences, from a pilot; the trial's own first pairs may be
             one.
-        hypothesis: what is judged.
     """
     within = hypothesis.question == "within"
     effect = min(min(map(abs, hypothesis.edges)) / max(sd, 1e-9), 20.0)  # scipy fails far beyond
@@ -179,8 +176,8 @@ def fixed_power(n: int, level: float, effect: float) -> float:
     """Return the power of one one-sided paired t-test.
 
     Args:
-        n: number of pairs.
-        level: of the test.
+        n: Number of pairs.
+        level: Level of the test.
         effect: d_z, mean over standard deviation of the differences.
     """
     from scipy import stats

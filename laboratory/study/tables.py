@@ -37,9 +37,9 @@ class GapRow:
     """Row of a table of gaps.
 
     Attributes:
-        names: cells before the columns of the gap.
+        names: Cells before the columns of the gap.
         gap: None without a seed in common with the baseline.
-        of: quantity that the gap is of, as sentences call it.
+        of: Quantity that the gap is of, as sentences call it.
     """
 
     names: Sequence[str]
@@ -59,12 +59,10 @@ def gap_table(
     """Return a table of gaps.
 
     Args:
-        names: titles of the columns of `GapRow.names`.
-        rows: the gaps.
-        columns: what is shown of each gap.
-        claims: add a last column with what may be said of each gap.
-        title: of the table.
-        flush_left: set all columns flush left, not only words.
+        names: Titles of the columns of `GapRow.names`.
+        columns: Columns of each gap.
+        claims: Whether to add a last column with what may be said of each gap.
+        flush_left: Whether all columns are flush left, not only those of words.
     """
     first = [Column(name, _nth_name(i), in_words=True) for i, name in enumerate(names)]
     last = [Column(REMARKS, _claim, in_words=True)] if claims else []
@@ -84,8 +82,7 @@ def p_value(p: float | None, n: int = FEWEST_SEEDS) -> str:
     """Return a p value as text; a dash for None.
 
     Args:
-        p: the p value.
-        n: pairs that it was computed from.
+        n: Pairs that it was computed from.
     """
     if n < FEWEST_SEEDS:
         return f"n < {FEWEST_SEEDS}"
@@ -100,10 +97,10 @@ def gap_column(
     """Return a column of a table of gaps.
 
     Args:
-        title: its cell in the header.
-        show: returns the text of a gap.
-        missing: text of a record without a gap.
-        in_words: the column holds words, flush left.
+        title: Title of the column.
+        show: Function that returns the text of a gap.
+        missing: Text of a record without a gap.
+        in_words: Whether the column holds words, flush left.
     """
     return Column(title, lambda row: missing if row.gap is None else show(row.gap), in_words)
 
@@ -132,11 +129,11 @@ TESTS = (T_P, T_HOLM, WILCOXON_P, WILCOXON_HOLM)
 
 
 def verdict(gap: PairedGap | None, of: str = "loss") -> str:
-    """Return what may be said of a gap, as a clause.
+    """Return the claim that a gap allows, as a clause.
 
     Args:
         gap: None without a seed in common with the baseline.
-        of: quantity that the gap is of.
+        of: Quantity that the gap is of.
     """
     if gap is None:
         return "no seed in common with the baseline, so no gap"
@@ -147,13 +144,13 @@ def verdict(gap: PairedGap | None, of: str = "loss") -> str:
 
 
 def judged(gap: PairedGap, values: str, claimed: str, not_claimed: str) -> str:
-    """Return a claim with level, p value and n, or why there is no test.
+    """Return a claim with level, p value and n, or the reason for no test.
 
     Args:
-        gap: differences and their test.
-        values: what the differences are, in the plural.
-        claimed: clause where significance is claimed.
-        not_claimed: clause where it is not.
+        gap: Differences and their test.
+        values: Plural noun for the differences.
+        claimed: Clause where significance is claimed.
+        not_claimed: Clause where it is not.
     """
     if gap.n < FEWEST_SEEDS:
         return f"n = {gap.n} < {FEWEST_SEEDS}: significance is not claimed"
@@ -177,9 +174,9 @@ def gap_sentence(name: str, gap: PairedGap | None, of: str = "loss") -> str:
     """Return a gap in one sentence.
 
     Args:
-        name: what the gap belongs to, such as a variant.
+        name: Owner of the gap, such as a variant.
         gap: None without a seed in common with the baseline.
-        of: quantity that the gap is of; it stands before the number unless the scale has a unit.
+        of: Quantity that the gap is of; it stands before the number unless the scale has a unit.
     """
     if gap is None:
         return f"{name}: {verdict(gap)}."

@@ -67,16 +67,15 @@ def gap_at_end(design: Runs, baseline: Runs, _: object = None) -> PairedGap | No
     """Return the gap of the losses at the end of the runs, without losses that are not finite.
 
     Args:
-        design: runs of the design.
-        baseline: runs of its baseline.
+        baseline: Runs of its baseline.
     """
     values, base = (
-        {seed: own.result.validation_loss for seed, own in runs.items()}
+        {seed: run.result.validation_loss for seed, run in runs.items()}
         for runs in (design, baseline)
     )
-    known = {seed: loss for seed, loss in values.items() if loss is not None}
+    finite = {seed: loss for seed, loss in values.items() if loss is not None}
     return paired_gap(
-        "", known, {seed: loss for seed, loss in base.items() if loss is not None}, NATS
+        "", finite, {seed: loss for seed, loss in base.items() if loss is not None}, NATS
     )
 
 
@@ -88,57 +87,58 @@ def verdicts(
     *,
     together: Iterable[Seal] = (),
 ) -> str:
-    """Return what a seal says of runs, as sentences; "" where it has no hypothesis about them.
+    """Return the verdicts of a seal on runs as sentences; "" without a hypothesis about them.
 
     Args:
-        seal: beside some of the runs.
-        runs: any finished runs.
-        gap_of: returns a gap by the measure that is asked for.
-        asked: match and subjects of the report; None: those that are sealed.
-        together: all seals that are read, of which those of the same directory count for Holm's
+        seal: Seal beside some of the runs.
+        runs: Any finished runs.
+        gap_of: Function that returns a gap by the measure that is asked for.
+        asked: Match and subjects of the report; None: those that are sealed.
+        together: All seals that are read, of which those of the same directory count for Holm's
             correction: hypotheses sealed one by one get no easier test than together.
     """
-    here = {design_of(run.config["run"]["name"], run.seed) for run in seal.beside(runs)}
-    claims = [c for c in seal.sealed.hypotheses if {c.design, c.baseline} <= here]
+    present = {design_of(run.config["run"]["name"], run.seed) for run in seal.beside(runs)}
+    claims = [c for c in seal.sealed.hypotheses if {c.design, c.baseline} <= present]
     if not claims:
         return ""
-    own = seal.own_runs(runs)
+    by_design = seal.own_runs(runs)
     changes = {
         (design, seed): seal.changes_of(run, design)
-        for design, of_design in own.items()
+        for design, of_design in by_design.items()
         for seed, run in of_design.items()
     }
     of_all = _measure_changes(seal, asked)
     elsewhere = [
         claim
         for other in together
-        if other.place == seal.place and other.path != seal.path and other.sealed.fixed_n
+        if other.directory == seal.directory and other.path != seal.path and other.sealed.fixed_n
         for claim in other.sealed.hypotheses
     ]
-    outcomes = _outcomes(seal, own, gap_of, elsewhere)
-    sentences = [_statement(seal, own, [*of_all, *chain.from_iterable(changes.values())])]
+    outcomes = _outcomes(seal, by_design, gap_of, elsewhere)
+    sentences = [_statement(seal, by_design, [*of_all, *chain.from_iterable(changes.values())])]
     designs = {name for claim in claims for name in (claim.design, claim.baseline)}
-    if others := [run.name for run in seal.strangers(runs, designs)]:
-        sentences.append(f"Not of this seal, and left out of its verdict: {_listed(others, ', ')}.")
+    if strangers := [run.name for run in seal.strangers(runs, designs)]:
+        sentences.append(
+            f"Not of this seal, and left out of its verdict: {_listed(strangers, ', ')}."
+        )
     for claim in claims:
         outcome, seeds = outcomes[claim]
         counted = [(name, seed) for name in (claim.design, claim.baseline) for seed in seeds]
         unsealed = seeds and (of_all or any(changes.get(run) for run in counted))
-        said = ", unsealed because of what has changed" if unsealed else ""
-        sentences.append(f"Hypothesis '{claim}'{said}: {outcome}.")
+        note = ", unsealed because of what has changed" if unsealed else ""
+        sentences.append(f"Hypothesis '{claim}'{note}: {outcome}.")
     return " ".join(sentences)
 
 
-def _statement(seal: Seal, own: Mapping[str, Runs], changes: Iterable[str] = ()) -> str:
-    """Return the seal's time, hash, rule and measure, and what has changed, as one sentence.
+def _statement(seal: Seal, by_design: Mapping[str, Runs], changes: Iterable[str] = ()) -> str:
+    """Return one sentence on the seal's time, hash, rule and measure, and on all changes.
 
     Args:
-        seal: the seal.
-        own: its runs, of `Seal.own_runs`.
-        changes: clauses on what has changed of runs and measure.
+        by_design: Runs of the seal, of `Seal.own_runs`.
+        changes: Clauses on what has changed of runs and measure.
     """
-    found = [*changes, *seal.notes(own)]
-    since = f"changed since: {_listed(found, '; ')}" if found else "nothing has changed since"
+    clauses = [*changes, *seal.notes(by_design)]
+    since = f"changed since: {_listed(clauses, '; ')}" if clauses else "nothing has changed since"
     sealed = seal.sealed
     return (
         f"Sealed {sealed.sealed} as {seal.path.stem}, {sealed.stopping_rule}, {sealed.measure}; "
@@ -152,18 +152,17 @@ def _listed(texts: Sequence[str], link: str) -> str:
 
 
 def _measure_changes(seal: Seal, asked: tuple[str, Sequence[str]] | None = None) -> list[str]:
-    """Return clauses on why nothing that is judged now is what was sealed; none where it is.
+    """Return clauses on differences of the judged from the sealed measure.
 
     Args:
-        seal: the seal.
-        asked: match and subjects of a report; None: those that are sealed.
+        asked: Match and subjects of a report; None: those that are sealed.
     """
-    found = [] if seal.intact else [f"{seal.path} no longer has its own hash"]
+    clauses = [] if seal.intact else [f"{seal.path} no longer has its own hash"]
     sealed = seal.sealed.measure
     if asked and not _is_measure(sealed, *asked):
         now = sealed.model_copy(update={"match": asked[0], "subjects": [*asked[1]]})
-        found.append(f"the report compares {now}, sealed is {sealed}")
-    return found
+        clauses.append(f"the report compares {now}, sealed is {sealed}")
+    return clauses
 
 
 def _is_measure(sealed: Measure, match: str, subjects: Sequence[str]) -> bool:
@@ -178,23 +177,23 @@ def _is_measure(sealed: Measure, match: str, subjects: Sequence[str]) -> bool:
 
 
 def _outcomes(
-    seal: Seal, own: Mapping[str, Runs], gap_of: GapOf, elsewhere: Iterable[Hypothesis]
+    seal: Seal, by_design: Mapping[str, Runs], gap_of: GapOf, elsewhere: Iterable[Hypothesis]
 ) -> dict[Hypothesis, tuple[str, Sequence[int]]]:
     """Return {hypothesis: its outcome, and the seeds that it was judged by}.
 
     Args:
-        seal: has the hypotheses.
-        own: its runs, of `Seal.own_runs`.
-        gap_of: returns a gap.
-        elsewhere: hypotheses of other seals beside it.
+        seal: Seal with the hypotheses.
+        by_design: Runs of the seal, of `Seal.own_runs`.
+        gap_of: Function that returns a gap.
+        elsewhere: Hypotheses of other seals beside it.
     """
     sealed = seal.sealed
-    every = [run for of_design in own.values() for run in of_design.values()]
+    every = [run for of_design in by_design.values() for run in of_design.values()]
     gaps: dict[Hypothesis, PairedGap | None] = {}
     outcomes: dict[Hypothesis, tuple[str, Sequence[int]]] = {}
     rule = _rule(seal)
     for claim in sealed.hypotheses:
-        sides = own[claim.design], own[claim.baseline]
+        sides = by_design[claim.design], by_design[claim.baseline]
         try:
             gaps[claim] = gap_of(*sides, every) if all(sides) else None
         except UserError as error:
@@ -211,16 +210,18 @@ def _outcomes(
 
 def _rule(seal: Seal) -> str | None:
     sealed = seal.sealed
-    known = (SEQUENTIAL, fixed_rule(len(sealed.seeds)))
-    return str(sealed.measure.rule["name"]) if sealed.measure.rule in known else None
+    rules = (SEQUENTIAL, fixed_rule(len(sealed.seeds)))
+    return str(sealed.measure.rule["name"]) if sealed.measure.rule in rules else None
 
 
 def _sequential(
     claim: Hypothesis, gap: PairedGap | None, seeds: Sequence[int]
 ) -> tuple[str, Sequence[int]]:
-    """Return the outcome after the pairs up to the first that is not there, or up to the answer."""
-    known = dict(zip(gap.seeds, gap.differences, strict=True)) if gap else {}
-    decision = decide([known[seed] for seed in takewhile(known.__contains__, seeds)], claim)
+    """Return the outcome by the pairs up to the first missing one, or up to the answer."""
+    differences = dict(zip(gap.seeds, gap.differences, strict=True)) if gap else {}
+    decision = decide(
+        [differences[seed] for seed in takewhile(differences.__contains__, seeds)], claim
+    )
     word = _WORDS.get(str(decision.answer), "undecided")
     return f"{word} after {decision.n} pairs in the order of their seeds", seeds[: decision.n]
 
@@ -230,12 +231,12 @@ def _fixed(
     seeds: Sequence[int],
     elsewhere: Iterable[Hypothesis],
 ) -> dict[Hypothesis, tuple[str, Sequence[int]]]:
-    """Return the outcomes of hypotheses that are judged once, by the pairs of all seeds.
+    """Return the outcomes of hypotheses that are judged once, by all pairs.
 
     Args:
         gaps: {hypothesis: its gap, None where there is none}.
-        seeds: of the seal.
-        elsewhere: hypotheses of other seals beside it.
+        seeds: Seeds of the seal.
+        elsewhere: Hypotheses of other seals beside it.
     """
     whole = {claim: gap for claim, gap in gaps.items() if gap and set(gap.seeds) == set(seeds)}
     # What cannot be judged, and what other seals have, counts as the weakest test, so that leaving
@@ -259,7 +260,7 @@ def _fixed(
 
 
 def _test(claim: Hypothesis) -> tuple[str, str, tuple[float, float]]:
-    """Return what hypotheses have in common that are shown by the same test."""
+    """Return the key of a hypothesis's test; hypotheses of one key share it."""
     return claim.design, claim.baseline, claim.claimed
 
 
@@ -273,8 +274,7 @@ def p_value(claim: Hypothesis, gap: PairedGap) -> float:
     """Return the two-sided p value of the nearest gap that is not claimed; 1 without a spread.
 
     Args:
-        claim: a hypothesis about the gap.
-        gap: of two pairs or more; of fewer the p value is 1.
+        gap: Gap of two pairs or more; of fewer the p value is 1.
     """
     from scipy import stats  # a second, which refusals do not wait for
 

@@ -51,7 +51,7 @@ OWN_KEYS = {
 
 
 class GridFile(Section):
-    """A grid file as written."""
+    """Grid file as written."""
 
     base: str = Field(default="demo", min_length=1, description="A shipped config or a YAML file.")
     directory: PathLike = Field(description="Directory that holds the runs.")
@@ -79,13 +79,12 @@ class GridFile(Section):
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid file that has been read.
+    """Grid file after reading.
 
     Attributes:
-        source: how messages call it.
-        content: its keys.
+        source: Name of the grid in messages.
+        content: Keys of the file.
         lines: {key: FILE:LINE where it stands}.
-        path: of the file.
     """
 
     source: str
@@ -123,10 +122,10 @@ def read_grid(name_or_path: str) -> Grid:
     """
     path, shown_as = locate(name_or_path, "grid", *GRIDS)
     draft = read_yaml(path, shown_as)
-    known = [info.alias or name for name, info in GridFile.model_fields.items()]
+    keys = [info.alias or name for name, info in GridFile.model_fields.items()]
     for key in draft.values:
-        if key not in known:
-            hint = did_you_mean(str(key), known, cutoff=0.6) or f"; known: {', '.join(known)}"
+        if key not in keys:
+            hint = did_you_mean(str(key), keys, cutoff=0.6) or f"; known: {', '.join(keys)}"
             raise UserError(f"grid {shown_as}: unknown key '{key}'{hint}")
     try:
         content = GridFile.model_validate(draft.values)
@@ -154,17 +153,17 @@ def _check_keys(grid: Grid) -> None:
     listed = {key: None for entry in content.entries or [] for key in entry if key != "name"}
     seeds = ["run.seed"] if content.seeds is not None else []
     places = {"set": content.fixed, "list": listed, "grid": content.grid, "seeds": seeds}
-    for place, keys in places.items():
+    for section, keys in places.items():
         for key in keys:
             if key.count(".") < 1 or not all(key.split(".")):
                 raise UserError(
-                    f"grid {grid.source}: '{key}' in `{place}` is not of the form section.key, "
+                    f"grid {grid.source}: '{key}' in `{section}` is not of the form section.key, "
                     "such as attention.variant"
                 )
             if key in OWN_KEYS:
-                raise UserError(f"grid {grid.source}: '{key}' in `{place}`: {OWN_KEYS[key]}")
-    for (first, keys), (second, others) in itertools.combinations(places.items(), 2):
-        for key, other in itertools.product(keys, others):
+                raise UserError(f"grid {grid.source}: '{key}' in `{section}`: {OWN_KEYS[key]}")
+    for (first, keys), (second, other_keys) in itertools.combinations(places.items(), 2):
+        for key, other in itertools.product(keys, other_keys):
             if (first, second) != ("set", "list") and _overlap(key, other):
                 raise UserError(
                     f"grid {grid.source}: '{other}' is given in `{first}` and in `{second}`; "
@@ -173,7 +172,7 @@ def _check_keys(grid: Grid) -> None:
 
 
 def _overlap(key: str, other: str) -> bool:
-    """Return whether the keys are the same, or one is inside the other (deepspeed.overrides.x)."""
+    """Return whether two keys are equal, or one is inside the other (deepspeed.overrides.x)."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
@@ -181,7 +180,6 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
     """Return the runs of a grid: by seed, then by entry of the list, then by combination.
 
     Args:
-        grid: the grid file.
         overrides: (key, value) from the command line; they win over `set`.
 
     Raises:
@@ -199,18 +197,20 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
         if key == "run.name":
             raise UserError(f"override '{key}': {OWN_KEYS[key]}")
     fixed = [Choice("run.directory", str(content.directory), _origin(grid, "directory"))]
-    fixed += [Choice(key, own, _origin(grid, "set", key)) for key, own in content.fixed.items()]
-    fixed += [Choice(key, own, OVERRIDE) for key, own in overrides]
+    fixed += [Choice(key, value, _origin(grid, "set", key)) for key, value in content.fixed.items()]
+    fixed += [Choice(key, value, OVERRIDE) for key, value in overrides]
     placed_at = {choice.key: choice.value for choice in fixed}["run.directory"]
     # What is no path at all is refused with the rest of its configuration.
     directory = expand_home(placed_at) if isinstance(placed_at, str) else content.directory
     names = run_names([values for _, values in varied], grid.source)
-    named = list(zip(names, varied, strict=True))
+    named_runs = list(zip(names, varied, strict=True))
     trunks = {
-        each.beside(each.label): str(directory / name) for name, (_, each) in named if each.label
+        values.beside(values.label): str(directory / name)
+        for name, (_, values) in named_runs
+        if values.label
     }
 
-    labels = sorted({each.label for _, (_, each) in named if each.label})
+    labels = sorted({values.label for _, (_, values) in named_runs if values.label})
 
     def placed(choice: Choice, values: NamedValues) -> Choice:
         if choice.key != _TRUNK or not isinstance(choice.value, str):
@@ -226,9 +226,9 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
         return choice
 
     runs = []
-    for name, (choices, values) in named:
-        own = [placed(choice, values) for choice in (*fixed, *choices)]
-        runs.append(GridRun(name, (Choice("run.name", name, grid.source), *own)))
+    for name, (choices, values) in named_runs:
+        run_choices = [placed(choice, values) for choice in (*fixed, *choices)]
+        runs.append(GridRun(name, (Choice("run.name", name, grid.source), *run_choices)))
     return runs
 
 
@@ -236,9 +236,9 @@ def select(runs: Sequence[GridRun], patterns: Sequence[str], source: str) -> lis
     """Return the runs whose name fits a pattern, in order.
 
     Args:
-        runs: of a grid.
-        patterns: patterns of the shell; without any, all runs are returned.
-        source: the grid, for messages.
+        runs: Runs of a grid.
+        patterns: Patterns of the shell; without any, all runs are returned.
+        source: Name of the grid, for messages.
 
     Raises:
         UserError: no run's name fits a pattern.
@@ -277,8 +277,8 @@ def _varied(grid: Grid) -> Iterator[tuple[list[Choice], NamedValues]]:
         choices += [Choice(key, value, _origin(grid, "grid", key)) for key, value in pairs]
         if seed is not None:
             choices.append(Choice("run.seed", seed, _origin(grid, "seeds")))
-        named = tuple((choice.key, choice.value) for choice in choices)
-        yield choices, NamedValues(named, entry.get("name"), labelled)
+        name_values = tuple((choice.key, choice.value) for choice in choices)
+        yield choices, NamedValues(name_values, entry.get("name"), labelled)
 
 
 def _origin(grid: Grid, *path: str) -> str:

@@ -28,8 +28,8 @@ class NamedValues:
 
     Attributes:
         values: (key, value) pairs in order.
-        label: name of the first values.
-        labelled: number of values that the label stands for.
+        label: Name of the first values.
+        labelled: Number of values that the label stands for.
     """
 
     values: tuple[tuple[str, Any], ...]
@@ -37,7 +37,7 @@ class NamedValues:
     labelled: int = 0
 
     def beside(self, label: Any) -> str:
-        """Return a text that stands for the run of another label and the same other values."""
+        """Return a key of the run with another label and otherwise equal values."""
         return repr((label, self.values[self.labelled :]))
 
 
@@ -47,8 +47,8 @@ def run_names(runs: Sequence[NamedValues], source: str) -> list[str]:
     Runs whose values read alike (`a/b` and `a b`) are told apart by a hash of the values.
 
     Args:
-        runs: what varies in each run.
-        source: the grid file, for messages, and the name of a run if nothing varies.
+        runs: Values that vary in each run.
+        source: The grid file, for messages, and the name of a run if nothing varies.
 
     Raises:
         UserError: two runs have the same values, or a name is the sweep's own.

@@ -37,11 +37,10 @@ class PlannedRun:
     """A run of a sweep.
 
     Attributes:
-        name: of the run.
-        base: first argument of `python -m pretrain train` for it, a config or YAML file.
-        overrides: the other arguments, section.key=value.
-        config: as resolved and checked.
-        standing: state of its directory.
+        base: First argument of `python -m pretrain train` for it, a config or YAML file.
+        overrides: The other arguments, section.key=value.
+        config: Configuration as resolved and checked.
+        standing: State of its directory.
     """
 
     name: str
@@ -75,12 +74,12 @@ def plan_sweep(
     are planned once.
 
     Args:
-        grid: the grid file.
-        base: a config or YAML file; None: the grid's own.
+        grid: The grid file.
+        base: A config or YAML file; None: the grid's own.
         overrides: (key, value) of every run.
-        ranks_of: returns the ranks of a run.
-        check_data: also read the manifests of the data.
-        only: patterns of the names of the runs that are asked for, and checked; none: all of them.
+        ranks_of: Function that returns the number of ranks of a run.
+        check_data: Also read the manifests of the data.
+        only: Patterns of the names of the runs that are asked for, and checked; none: all of them.
 
     Raises:
         UserError: a configuration is refused, two runs are the same, a directory holds another run,
@@ -127,14 +126,13 @@ def seal_plan(
     """Seal hypotheses about the planned runs, beside them.
 
     Args:
-        grid: the grid file of the runs.
-        base: a config or YAML file; None: the grid's own.
+        grid: The grid file of the runs.
+        base: A config or YAML file; None: the grid's own.
         overrides: (key, value) of every run.
-        runs: the planned runs.
-        hypotheses: what is sealed about them.
-        stopping_rule: as a clause.
-        measure: what decides the hypotheses.
-        seeds: those that the runs may grow to; None: exactly those of `runs`.
+        hypotheses: Hypotheses to seal.
+        stopping_rule: Stopping rule as a clause.
+        measure: Measure that decides the hypotheses.
+        seeds: Seeds that the runs may grow to; None: exactly those of `runs`.
 
     Returns:
         The seal; None where a run, or the trunk that it branches from, has begun unsealed.
@@ -146,9 +144,12 @@ def seal_plan(
     configs: dict[str, list[Config]] = defaultdict(list)
     for run in runs:
         configs[design_of(run.name, run.config.run.seed)].append(run.config)
-    settings = {name: design_settings(own[-1].as_dict()) for name, own in configs.items()}
-    named = {name for claim in hypotheses for name in (claim.design, claim.baseline)}
-    if unknown := sorted(named - settings.keys()):
+    settings = {
+        name: design_settings(design_configs[-1].as_dict())
+        for name, design_configs in configs.items()
+    }
+    claimed = {name for claim in hypotheses for name in (claim.design, claim.baseline)}
+    if unknown := sorted(claimed - settings.keys()):
         raise UserError(
             f"the hypothesis names '{unknown[0]}', which is none of {', '.join(settings)}"
         )
@@ -168,7 +169,8 @@ def seal_plan(
         "seeds": sorted({run.config.run.seed for run in runs}) if seeds is None else [*seeds],
         "settings": settings,
         "other_seeds": {
-            name: seed_settings([config.values for config in own]) for name, own in configs.items()
+            name: seed_settings([config.values for config in design_configs])
+            for name, design_configs in configs.items()
         },
         "data": sorted({read_blend(config.data).fingerprint for config in blends.values()}),
         "measure": measure.model_dump(),
@@ -178,7 +180,7 @@ def seal_plan(
 
 
 def _of_earlier_trunks(runs: Sequence[PlannedRun]) -> list[str]:
-    """Return the names of branches whose trunk is there and not of the plan."""
+    """Return the names of branches whose trunk exists outside the plan."""
     planned = {run.path.resolve() for run in runs}
     trunks = {run.name: run.config.schedule.branch_from for run in runs}
     return [
@@ -198,9 +200,9 @@ def _refuse_unlike(
                 f"--subject {name} is nothing that runs are compared by; give a config key "
                 "(section.key) outside of attention, tokens, or data.fingerprint"
             )
-    seeds = {config.run.seed for own in configs.values() for config in own}
-    for name, own in configs.items():
-        if lacking := sorted(seeds - {config.run.seed for config in own}):
+    seeds = {config.run.seed for design_configs in configs.values() for config in design_configs}
+    for name, design_configs in configs.items():
+        if lacking := sorted(seeds - {config.run.seed for config in design_configs}):
             raise UserError(
                 f"a sealed hypothesis is judged by pairs of runs of one seed, but {name} has none "
                 f"of seed {lacking[0]}; give all variants the same `seeds`"
@@ -222,10 +224,10 @@ def _identity(config: Config) -> str:
 
 
 def standing_of(config: Config) -> Standing:
-    """Return how much of this very run the run directory holds.
+    """Return whether the run directory holds nothing, a part or all of this run.
 
     Raises:
-        UserError: it holds another run.
+        UserError: the directory holds another run.
     """
     run = config.run_directory
     if not run.config.is_file():
@@ -250,7 +252,7 @@ def standing_of(config: Config) -> Standing:
 
 
 def _compared(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the values that tell one run from another, paths from the root.
+    """Return the values that distinguish runs, with absolute paths.
 
     Another value of the others changes no number, as those that the job scripts set, or is a matter
     of the machine.

@@ -64,10 +64,9 @@ class Outcome:
     """The outcome of a run in this sweep.
 
     Attributes:
-        run: the run.
-        ending: how it ended.
-        seconds: how long it took in this sweep.
-        detail: why it did not finish.
+        ending: Way in which the run ended.
+        seconds: Seconds that it took in this sweep.
+        detail: Reason why it did not finish.
     """
 
     run: PlannedRun
@@ -93,7 +92,7 @@ class Outcome:
 
 
 class SignalRelay:
-    """Signals that ask for an end, kept until they are passed on.
+    """Stop signals, kept until they are passed on.
 
     After the first, nothing new starts.
     """
@@ -136,17 +135,16 @@ def run_sweep(
     signals: SignalRelay,
     report: Callable[[PlannedRun, Outcome | None], None],
 ) -> list[Outcome]:
-    """Run what is not finished, in order; a run that fails stops no other.
+    """Run the unfinished runs in order; a failure stops no other run.
 
     A branch (`schedule.branch_from`) starts when its trunk, if that is among the runs, has ended.
     What another sweep is running is left for later, and done where that has finished it.
 
     Args:
-        runs: the runs of the sweep.
-        jobs: most runs at a time.
-        local_ranks: ranks of each run.
-        signals: those received so far are passed on to the runs.
-        report: called with every run when it starts (with None), once a minute while it runs, when
+        jobs: Most runs at a time.
+        local_ranks: Ranks of each run.
+        signals: Those received so far are passed on to the runs.
+        report: Called with every run when it starts (with None), once a minute while it runs, when
             it has ended, and once where another sweep is running it.
 
     Raises:
@@ -162,7 +160,7 @@ def run_sweep(
     waiting = deque(run for run in runs if run.standing != "finished")
     busy: list[PlannedRun] = []
     active: dict[int, _Job] = {}
-    told = tried = time.monotonic()
+    reported = tried = time.monotonic()
 
     def end(outcome: Outcome) -> None:
         outcomes[outcome.run.name] = outcome
@@ -190,13 +188,15 @@ def run_sweep(
         signals.pass_on([job.process for job in active.values()])
         for slot in [slot for slot, job in active.items() if job.process.poll() is not None]:
             end(_outcome(active.pop(slot), signals))
-        if time.monotonic() - told >= SECONDS_BETWEEN_LINES:
-            told = time.monotonic()
+        if time.monotonic() - reported >= SECONDS_BETWEEN_LINES:
+            reported = time.monotonic()
             for job in active.values():
-                report(job.run, Outcome(job.run, "running", told - job.started, _progress(job.run)))
+                report(
+                    job.run, Outcome(job.run, "running", reported - job.started, _progress(job.run))
+                )
         time.sleep(POLL_SECONDS)
-    found = (_on_disk(run) for run in (*waiting, *busy))
-    outcomes.update({outcome.run.name: outcome for outcome in found if outcome is not None})
+    late_outcomes = (_on_disk(run) for run in (*waiting, *busy))
+    outcomes.update({outcome.run.name: outcome for outcome in late_outcomes if outcome is not None})
     return [outcomes[run.name] for run in runs]
 
 
@@ -204,8 +204,8 @@ def next_run(waiting: Sequence[PlannedRun], active: Sequence[PlannedRun]) -> Pla
     """Return the first run whose trunk has ended or is not of this sweep.
 
     Args:
-        waiting: runs that have not started.
-        active: runs that have not ended.
+        waiting: Runs that have not started.
+        active: Runs that have not ended.
 
     Returns:
         None while there is no such run.
@@ -221,15 +221,14 @@ def train_command(run: PlannedRun, local_ranks: int) -> list[str]:
     """Return the command that trains one run, as a user could give it.
 
     Args:
-        run: the run.
-        local_ranks: its ranks.
+        local_ranks: Number of the run's ranks.
     """
     program = [sys.executable, "-m", "pretrain", "train"]
     return [*program, run.base, *run.overrides, "--local-ranks", str(local_ranks)]
 
 
 def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) -> _Job | Outcome:
-    """Start a run; the outcome where that is not needed, or not possible now."""
+    """Start a run, or return its outcome if it is finished, busy or cannot start."""
     try:
         run.log.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
@@ -248,8 +247,9 @@ def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) ->
 
 
 def _lock(log: FileIO) -> bool:
-    """Lock a log as long as any process of its run lives; return False where another one has it."""
+    """Lock a log while any process of its run lives; return False if another process holds it."""
     try:
+        # The ranks inherit the open file, and with it the lock, beyond the end of this sweep.
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -259,7 +259,7 @@ def _lock(log: FileIO) -> bool:
 
 
 def _on_disk(run: PlannedRun) -> Outcome | None:
-    """Return the outcome of a run that is finished by now, or would be another than was planned."""
+    """Return the outcome of a run that has finished meanwhile or differs from the plan."""
     try:
         if standing_of(run.config) == "finished":
             return Outcome(run, "finished elsewhere")
@@ -348,10 +348,10 @@ def devices_of_slot(
     """Return the GPUs of one slot, one per rank.
 
     Args:
-        devices: all GPUs.
-        slot: number of the slot, from 0.
-        jobs: number of slots.
-        local_ranks: ranks of a run.
+        devices: All GPUs.
+        slot: Number of the slot, from 0.
+        jobs: Number of slots.
+        local_ranks: Ranks of a run.
 
     Raises:
         UserError: there are too few.

@@ -41,12 +41,12 @@ def growing(grid: Grid, pairs: int) -> Grid:
     """Return the grid with more seeds, or fewer.
 
     Args:
-        grid: its own seeds come first, then the numbers after its largest; from 1 without any.
-        pairs: number of seeds.
+        grid: Grid file; its seeds come first, then the numbers after its largest or from 1.
+        pairs: Number of seeds.
     """
-    own = grid.content.seeds or []
-    start = max(own, default=0) + 1
-    seeds = [*own, *range(start, start + pairs)][:pairs]
+    grid_seeds = grid.content.seeds or []
+    start = max(grid_seeds, default=0) + 1
+    seeds = [*grid_seeds, *range(start, start + pairs)][:pairs]
     return replace(grid, content=grid.content.model_copy(update={"seeds": seeds}))
 
 
@@ -55,8 +55,8 @@ class Trial:
     """A question about the two designs of a grid.
 
     Attributes:
-        claim: what is judged.
-        planned: returns the runs of the first pairs, with their standing now.
+        claim: Claim to judge.
+        planned: Function that returns the runs of the first pairs, with their standing now.
         seal: None where a run had begun before the question was asked.
     """
 
@@ -77,12 +77,12 @@ class Trial:
         """Plan the trial of a grid, and seal its question, unless a run has begun.
 
         Args:
-            grid: has two runs a seed, the baseline first.
-            base: a config or YAML file, instead of the grid's base.
+            grid: Grid with two runs a seed, the baseline first.
+            base: A config or YAML file, instead of the grid's base.
             overrides: (key, value) of every run.
-            ranks_of: returns the ranks of a run.
+            ranks_of: Function that returns the number of ranks of a run.
             question: better, worse or within.
-            margin: percent of perplexity.
+            margin: Percent of perplexity.
 
         Raises:
             UserError: the grid does not have two runs a seed.
@@ -116,7 +116,7 @@ class Trial:
 
 
 def _match(configs: Sequence[Config]) -> Match:
-    """Return what all runs have used the same of at their end."""
+    """Return the quantity that all runs have used equally at their end."""
     flops = {config.schedule.flops for config in configs}
     if len(flops) == 1 and flops != {None}:
         return "flops"
@@ -126,12 +126,12 @@ def _match(configs: Sequence[Config]) -> Match:
 
 @dataclass(frozen=True)
 class Result:
-    """Where a trial stands when nothing is left to train.
+    """State of a trial when nothing is left to train.
 
     Attributes:
-        decision: of the pairs that are finished.
-        needed: pairs that were planned.
-        runs: of these, baseline first in each pair.
+        decision: Decision by the pairs that are finished.
+        needed: Pairs that were planned.
+        runs: Runs of these pairs, baseline first in each.
     """
 
     decision: Decision
@@ -149,14 +149,13 @@ def carry_out(
     """Train runs until the question is answered, or nothing is left to train.
 
     Args:
-        planned: returns the runs of the first pairs, baseline first in each, with their standing
-            now.
-        train: trains the first of the waiting runs, its first argument; all runs, its second, are
-            for a progress line.
-        hypothesis: what is judged.
-        max_pairs: None: planned from the spread of the first pairs, which the test allows at any
-            time.
-        share: this task's part of the runs.
+        planned: Function that returns the runs of the first pairs, baseline first in each, with
+            their standing now.
+        train: Function that trains the first of the waiting runs, its first argument; all runs,
+            its second, are for a progress line.
+        max_pairs: Most pairs; None: planned from the spread of the first pairs, which the test
+            allows at any time.
+        share: Part of the runs that is this task's.
     """
     runs = planned(max_pairs or (FIRST if share == slice(None) else LAST))
     while True:
@@ -175,7 +174,7 @@ def carry_out(
 
 def _losses(runs: Sequence[PlannedRun]) -> list[tuple[float, float]]:
     """Return the losses of each pair, baseline first, up to the first unfinished pair."""
-    found: list[tuple[float, float]] = []
+    losses: list[tuple[float, float]] = []
     for pair in zip(runs[::2], runs[1::2], strict=True):
         if {run.standing for run in pair} != {"finished"}:
             break
@@ -185,8 +184,8 @@ def _losses(runs: Sequence[PlannedRun]) -> list[tuple[float, float]]:
                 f"{pair[0].path} or {pair[1].path} has no finite validation loss; "
                 "no trial can use it"
             )
-        found.append((first, second))
-    return found
+        losses.append((first, second))
+    return losses
 
 
 def _differences(runs: Sequence[PlannedRun]) -> list[float]:
@@ -198,9 +197,7 @@ def trial_document(claim: Hypothesis, result: Result, seal: Seal | None) -> Docu
     """Return verdict, seal and pairs as page, JSON and terminal output.
 
     Args:
-        claim: what was judged.
-        result: of the trial.
-        seal: of the claim; None where a run had begun before.
+        seal: Seal of the claim; None where a run had begun before.
     """
     by = result.decision
     runs = result.runs[: 2 * by.n]  # those after the answer do not count

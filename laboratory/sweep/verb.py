@@ -56,7 +56,7 @@ MarginOption = Annotated[float, typer.Option(help="Percent of perplexity that ma
 
 
 class Match(str, Enum):
-    """Quantity of which runs have used the same where their losses are compared."""
+    """Budget at which runs are compared: tokens, FLOPs or seconds."""
 
     TOKENS = "tokens"
     FLOPS = "flops"
@@ -133,7 +133,7 @@ def sweep(
     from pretrain.config.sources import parse_overrides
 
     share = _share(task, num_tasks)
-    given = parse_overrides(overrides or [])
+    override_pairs = parse_overrides(overrides or [])
     hypotheses = [Hypothesis.parse(text) for text in seal or ()]
     if not hypotheses and (subject or match is not Match.TOKENS):
         raise UserError(
@@ -148,7 +148,7 @@ def sweep(
     runs = plan_sweep(
         read,
         base,
-        given,
+        override_pairs,
         ranks_of=lambda _: local_ranks,
         check_data=not dry_run or bool(hypotheses),
         only=only or (),
@@ -161,7 +161,7 @@ def sweep(
         sealed = seal_plan(
             read,
             base,
-            given,
+            override_pairs,
             runs,
             hypotheses=hypotheses,
             stopping_rule=FIXED_N,
@@ -186,7 +186,7 @@ def sweep(
 
 
 def _share(task: int | None, num_tasks: int | None) -> slice:
-    """Return which of the runs are this task's, by the options or a Slurm array's environment."""
+    """Return the slice of runs of this task, by the options or a Slurm array's environment."""
     from data_pipeline.tokenizing.verbs import which_task
 
     chosen = which_task(task, num_tasks, os.environ)
@@ -344,7 +344,7 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
 
 
 def _conclusion(outcomes: Sequence[Outcome], received: Sequence[int]) -> int:
-    """Say what failed and what is left, and return the exit code."""
+    """Print failures and remaining runs, and return the exit code."""
     for outcome in outcomes:
         if outcome.ending in ("failed", "busy"):
             typer.echo(

@@ -33,11 +33,10 @@ class Heads(NamedTuple):
     """Queries, keys and values of the heads of a layer.
 
     Attributes:
-        query: `[seq, batch, heads, head_dim]`; no heads before low_rank makes them, where there is
-            no W.
+        query: `[seq, batch, heads, head_dim]`; without heads where low_rank makes them.
         key: `[seq, batch, groups, head_dim]`, as the queries.
-        value: `[seq, batch, groups, head_dim]`; None where only queries and keys are of interest.
-        reach: what a token may look back at (see `convolution`).
+        value: `[seq, batch, groups, head_dim]`; None where only queries and keys are needed.
+        reach: masks of the earlier tokens that a token sees (see `convolution`).
     """
 
     query: torch.Tensor
@@ -49,7 +48,7 @@ class Heads(NamedTuple):
 Weights = Mapping[str, torch.Tensor]
 """An adapter's tensors by name.
 
-In place of a tensor that heads share stands its product with the input, `[seq, batch, rows]`.
+A tensor that heads share is replaced by its product with the input, `[seq, batch, rows]`.
 """
 Formula = Callable[[Heads, Weights], Heads]
 
@@ -58,7 +57,7 @@ def low_rank(heads: Heads, weights: Weights) -> Heads:
     """Add B A x to queries and keys; without queries and keys, B A x takes their place.
 
     Args:
-        heads: queries and keys, and values where they are of interest.
+        heads: queries and keys, and values if needed.
         weights: `low_rank_down`: the product A x `[seq, batch, 2 * rank]`, for queries, then for
             keys; `up_query` `[heads * head_dim, rank]`; `up_key` `[groups * head_dim, rank]`.
 
@@ -68,6 +67,7 @@ def low_rank(heads: Heads, weights: Weights) -> Heads:
     for_query, for_key = weights["low_rank_down"].chunk(2, dim=-1)
     query = _up(for_query, weights["up_query"])
     key = _up(for_key, weights["up_key"])
+    # Without W there are no heads to add to: B A x is all that queries and keys consist of.
     if not heads.query.size(2) and query.size(-1):
         by_head = (-1, heads.query.size(-1))
         return heads._replace(query=query.unflatten(-1, by_head), key=key.unflatten(-1, by_head))
@@ -80,7 +80,7 @@ def query_key_bias(heads: Heads, weights: Weights) -> Heads:
     """Add each head's biases to its queries and keys.
 
     Args:
-        heads: queries and keys, and values where they are of interest.
+        heads: queries and keys, and values if needed.
         weights: `query_bias` `[heads * head_dim]` and `key_bias` `[groups * head_dim]`.
 
     Returns:
@@ -97,7 +97,7 @@ def short_convolution(heads: Heads, weights: Weights) -> Heads:
     """Mix each channel of keys and values with the same channel of the tokens before.
 
     Args:
-        heads: queries and keys, and values where they are of interest.
+        heads: queries and keys, and values if needed.
         weights: `key_taps` and `value_taps`, `[groups * head_dim, taps]`, or one of both.
 
     Returns:
@@ -114,7 +114,7 @@ def channel_scale(heads: Heads, weights: Weights) -> Heads:
     """Multiply each channel of the queries by the exponential of its weight.
 
     Args:
-        heads: queries and keys, and values where they are of interest.
+        heads: queries and keys, and values if needed.
         weights: `log_scale` `[heads * head_dim]`.
 
     Returns:
@@ -140,12 +140,10 @@ class HeadAdapters(torch.nn.Module):
     """The adapters of this rank's adapted heads in one layer, without the tensors that heads share.
 
     Args:
-        adapters: in the order in which they are applied.
+        adapters: adapters in the order in which they are applied.
         num_heads: this rank's adapted query heads.
         num_groups: this rank's adapted key and value heads.
-        sizes: what the shapes of the weights depend on.
-        dtype: of the parameters, which have no values yet.
-        device: of the parameters.
+        dtype: data type of the parameters, which have no values yet.
     """
 
     def __init__(
@@ -161,13 +159,14 @@ class HeadAdapters(torch.nn.Module):
         heads: dict[HeadRole, int] = {"query": num_heads, "key": num_groups, "value": num_groups}
         self.steps: dict[str, tuple[str, ...]] = {}
         for adapter in adapters:
-            declared = adapter.weights(sizes)
-            self.steps[adapter.name] = tuple(weight.name for weight in declared)
-            for weight in declared:
+            adapter_weights = adapter.weights(sizes)
+            self.steps[adapter.name] = tuple(weight.name for weight in adapter_weights)
+            for weight in adapter_weights:
+                # A tensor without a role is shared by the heads; the projection layer owns it.
                 if weight.role is not None:
                     shape = (heads[weight.role] * weight.shape[0], *weight.shape[1:])
-                    made = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-                    self.register_parameter(weight.name, made)
+                    parameter = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+                    self.register_parameter(weight.name, parameter)
 
     def forward(self, heads: Heads, shared: Weights) -> Heads:
         """Correct queries, keys and values by all adapters.
@@ -196,8 +195,10 @@ class HeadAdapters(torch.nn.Module):
         """
         for name in names:
             weights = {
-                own: shared[own] if own in shared else getattr(self, own).to(heads.query.dtype)
-                for own in self.steps[name]
+                weight_name: shared[weight_name]
+                if weight_name in shared
+                else getattr(self, weight_name).to(heads.query.dtype)
+                for weight_name in self.steps[name]
             }
             heads = FORMULAS[name](heads, weights)
         return heads
@@ -209,7 +210,6 @@ def fill_evenly(weight: torch.Tensor, start: Start) -> None:
 
     Args:
         weight: filled in place.
-        start: declared initial values.
     """
     weight.copy_(torch.as_tensor(even_values(weight.shape, start)))
 

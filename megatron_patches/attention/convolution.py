@@ -2,7 +2,7 @@
 
     y_t = Σ_j c_j ∘ x_(t−j),   j = 0 … taps − 1,   x_(t−j) = 0 before the sample or document begins
 
-In one pass a tap forward, and two backward: no copy of shifted inputs is kept.
+Each tap takes one pass forward and two backward; no copy of shifted inputs is kept.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ None: always, within the sample.
 
 
 def reach_of(visible: Visible, taps: int) -> Reach:
-    """Return what tokens may look back at, from the form of an attention mask.
+    """Return the masks of earlier tokens that take part, from an attention mask.
 
     Args:
-        visible: the attention mask in any of its forms.
+        visible: attention mask in any of its forms.
         taps: tokens that a convolution takes in, the current one included.
 
     Returns:
@@ -38,10 +38,11 @@ def reach_of(visible: Visible, taps: int) -> Reach:
         if isinstance(visible, Documents):
             length = visible.starts.size(1)
             index = torch.arange(min(back, length), length, device=visible.starts.device)
-            seen = visible.starts[:, back:] <= index - back
+            in_reach = visible.starts[:, back:] <= index - back
         else:
-            seen = ~visible[:, 0].diagonal(-back, dim1=1, dim2=2)
-        masks.append(seen.t()[:, :, None, None])
+            # Entry (t, t − back) of the mask, for all t: whether t must not see that token.
+            in_reach = ~visible[:, 0].diagonal(-back, dim1=1, dim2=2)
+        masks.append(in_reach.t()[:, :, None, None])
     return tuple(masks)
 
 
@@ -51,7 +52,7 @@ def convolve(inputs: torch.Tensor, taps: torch.Tensor, reach: Reach = None) -> t
     Args:
         inputs: `[seq, batch, heads, head_dim]`.
         taps: `[heads * head_dim, taps]`, the tap of the current token first.
-        reach: which earlier tokens take part, of `reach_of`.
+        reach: masks of the earlier tokens that take part, from `reach_of`.
 
     Returns:
         The shape and data type of `inputs`.
@@ -72,9 +73,10 @@ def convolve(inputs: torch.Tensor, taps: torch.Tensor, reach: Reach = None) -> t
 def _convolve_whole_samples(inputs: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
     """Convolve with oneDNN, as a channels-last image `[1, channels, seq, batch]`.
 
-    Padded before and not cut after, so that the gradient has no gaps and needs no copy: 0.4 of the
-    loop's.
+    The image is padded in front instead of cut behind: its gradient then has no gaps and needs no
+    copy. Takes 0.4 of the loop's time.
     """
+    # A view in channels-last layout, which oneDNN takes without a copy.
     image = inputs.flatten(2).unsqueeze(0).permute(0, 3, 1, 2)
     padded = functional.pad(image, (0, 0, taps.size(1) - 1, 0))
     convolved = functional.conv2d(padded, taps.flip(1)[:, None, :, None], groups=len(taps))

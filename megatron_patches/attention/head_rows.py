@@ -1,12 +1,14 @@
-"""Queries and keys of heads: frozen rows, trained rows and adapters, but for the products.
+"""Rows and adapters of one rank's query and key heads, without the products.
 
-`projections` multiplies by them in a layer of megatron-core, `module` in a plain torch module.
+`projections` multiplies hidden states by them in a layer of megatron-core, `module` in a plain
+torch module.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Any
 
 import torch
@@ -21,26 +23,34 @@ from megatron_patches.bank.shards import query_key_rows
 from megatron_patches.engine.freeze import FROZEN_BUFFERS
 from megatron_patches.recipe.policy import QKPolicy
 
-TRAINED_ROWS = ("trained_query_key", "trained_right_query_key", "trained_left_query_key")
-"""Names of the rows that train, or of the factors in their place."""
+LEARNED_ROWS = ("trained_query_key", "trained_right_query_key", "trained_left_query_key")
+"""Names of the tensors of learned rows: the rows, or the two factors in their place."""
+
+
+class Rows(Enum):
+    """State of query and key rows; a layer's learned rows are all TRAINED or all KEPT."""
+
+    DRAWN = "non-persistent buffers, regenerated from the recipe"
+    TRAINED = "parameters"
+    KEPT = "non-persistent buffers, frozen as they were trained"
 
 
 class HeadRows(torch.nn.Module):
     """Frozen rows, trained rows and adapters of one rank's queries and keys in a layer.
 
+    `tensors` returns those that exist of the first six attributes; the others are None.
+
     Attributes:
-        query_key_weight: non-persistent buffer `[frozen heads of both roles * head_dim, hidden]` in
-            the compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers,
-            broadcasts and saves parameters, frozen or not. None where the bank is structured.
-        query_key_right: non-persistent buffer `[a, m, b]`, the right one of the `monarch.Factors`
-            of the same rows where the bank is structured, else None.
-        query_key_left: non-persistent buffer `[m, a, a]`, the left one, or None.
-        trained_query_key: parameter `[trainable heads of both roles * head_dim, hidden]`, or None.
-        trained_right_query_key: parameter `[m, a, b]`, with the next one trained factors in the
-            place of all rows, or None.
-        trained_left_query_key: parameter `[m, a, a]`, or None.
-        kept: the rows that train are frozen as they were trained: non-persistent buffers, not a
-            number until a checkpoint or the engine before gives them values.
+        query_key_weight: drawn rows `[frozen heads of both roles * head_dim, hidden]` in the
+            compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers,
+            broadcasts and saves parameters, frozen or not.
+        query_key_right: right factor `[a, m, b]` of a structured bank's drawn rows.
+        query_key_left: left factor `[m, a, a]`.
+        trained_query_key: learned rows `[trainable heads of both roles * head_dim, hidden]`.
+        trained_right_query_key: right factor `[m, a, b]` of learned rows of all heads.
+        trained_left_query_key: left factor `[m, a, a]`.
+        learned: state of the learned rows. KEPT rows are NaN until a checkpoint or the engine of
+            the previous phase gives them values.
         shared_adapters: {parameter: adapter} of the parameters `[rows, hidden]` of adapters that
             heads share, such as low_rank_down.
         adapters: the other parameters of the adapters, or None.
@@ -54,7 +64,7 @@ class HeadRows(torch.nn.Module):
     trained_query_key: torch.Tensor | None
     trained_right_query_key: torch.Tensor | None
     trained_left_query_key: torch.Tensor | None
-    kept: bool
+    learned: Rows
 
     def _add_frozen_rows(
         self,
@@ -65,55 +75,54 @@ class HeadRows(torch.nn.Module):
         layer: int,
         heads: tuple[int, int],
         sizes: tuple[int, int],
-        place: tuple[int, int] = (0, 1),
+        tp_rank: tuple[int, int] = (0, 1),
         dtype: torch.dtype,
         device: Any,
-        kept: bool = False,
+        learned: Rows = Rows.TRAINED,
     ) -> None:
         """Add the frozen rows of this rank's heads, the first step of a constructor.
 
         Args:
-            policy: kind of attention.
-            recipe: of the rows; None: there are none.
+            recipe: recipe of the rows; None: there are none.
             frozen_groups: global numbers of the frozen key heads; their query heads are frozen with
                 them.
             layer: number of the layer, from 0.
             heads: query heads and key heads of all ranks.
             sizes: width of the hidden states, and of a head.
-            place: tensor-parallel rank, and how many there are.
-            dtype: of rows and parameters.
-            device: of rows and parameters.
-            kept: the rows of the other heads are frozen as they were trained.
+            tp_rank: tensor-parallel rank, and the number of ranks.
+            learned: state of the rows of the other heads.
         """
         self.policy, self.recipe, self.layer = policy, recipe, layer
-        self.kept = kept
+        self.learned = learned
         self.frozen_groups, self.shared = frozen_groups, policy.shared
         self.input_size, self.head_dim = sizes
         self.queries_per_group = heads[0] // heads[1]
-        self.num_groups = heads[1] // place[1]
+        self.num_groups = heads[1] // tp_rank[1]
         self.adapted = policy.adapted_groups(frozen_groups, heads[1]) if policy.corrections else ()
-        self.first_group = place[0] * self.num_groups
+        self.first_group = tp_rank[0] * self.num_groups
         self.dtype = dtype
         self.heads = split_heads(
-            *heads, frozen_groups, *place, policy.frozen_row_roles, policy.shared
+            *heads, frozen_groups, *tp_rank, policy.frozen_row_roles, policy.shared
         )
+        # Not persistent: a checkpoint never holds what the recipe regenerates.
         for name in FROZEN_BUFFERS:
             self.register_buffer(name, None, persistent=False)
         self._draw(device)
 
     def _draw(self, device: Any) -> None:
         """Fill the buffers with the rows in `dtype`."""
-        for name, made in zip(self._buffer_names(), self.regenerate(), strict=True):
-            setattr(self, name, made.to(device))
+        for name, values in zip(self._buffer_names(), self.regenerate(), strict=True):
+            setattr(self, name, values.to(device))
 
     def _buffer_names(self) -> tuple[str, ...]:
         """Return the names in FROZEN_BUFFERS that hold this layer's frozen rows."""
+        # Without frozen heads a structured bank has no factors, but an empty matrix of rows.
         any_frozen = any(self.heads.frozen[role] for role in ROLES)
         structured = self.recipe is not None and self.recipe.structured
         return FROZEN_BUFFERS[1:] if structured and any_frozen else FROZEN_BUFFERS[:1]
 
     def regenerate(self) -> tuple[torch.Tensor, ...]:
-        """Make this rank's frozen rows anew from the recipe.
+        """Draw this rank's frozen rows from the recipe once more.
 
         Returns:
             The tensors of the buffers that `_buffer_names` names, on the CPU in the compute dtype:
@@ -122,42 +131,40 @@ class HeadRows(torch.nn.Module):
         frozen = self.heads.frozen
         if self.recipe is None or not any(frozen.values()):
             return (torch.empty(0, self.input_size, dtype=self.dtype),)
-        made = query_key_rows(self.recipe, self.layer, frozen, self.dtype)
-        return made if isinstance(made, Factors) else (made,)
+        rows = query_key_rows(self.recipe, self.layer, frozen, self.dtype)
+        return rows if isinstance(rows, Factors) else (rows,)
 
     def frozen(self) -> torch.Tensor | Factors:
         """Return the frozen rows in the form in which inputs are multiplied by them."""
-        if self.query_key_weight is not None:
-            return self.query_key_weight
-        assert self.query_key_right is not None and self.query_key_left is not None
-        return Factors(self.query_key_right, self.query_key_left)
+        drawn = [*self.tensors(Rows.DRAWN).values()]
+        return Factors(*drawn) if len(drawn) == 2 else drawn[0]
 
     def frozen_tensors(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors in memory of this rank's frozen rows, kept ones included."""
-        frozen = self.frozen()
-        drawn = frozen if isinstance(frozen, Factors) else (frozen,)
-        return *drawn, *self.kept_tensors().values()
+        return *self.tensors(Rows.DRAWN).values(), *self.kept_tensors().values()
 
     def kept_tensors(self) -> dict[str, torch.Tensor]:
         """Return {name: buffer} of the rows, or factors, that are frozen as they were trained."""
-        return self.trained_tensors() if self.kept else {}
+        return self.tensors(Rows.KEPT)
 
-    def trained_tensors(self) -> dict[str, torch.Tensor]:
-        """Return {name: tensor} of the rows, or factors, that train or have trained."""
-        held = {name: getattr(self, name) for name in TRAINED_ROWS}
-        return {name: tensor for name, tensor in held.items() if tensor is not None}
+    def tensors(self, state: Rows) -> dict[str, torch.Tensor]:
+        """Return {name: tensor} of the rows, or factors, in a state; empty if there are none."""
+        learned_names = LEARNED_ROWS if state is self.learned else ()
+        names = FROZEN_BUFFERS if state is Rows.DRAWN else learned_names
+        values = {name: getattr(self, name) for name in names}
+        return {name: tensor for name, tensor in values.items() if tensor is not None}
 
     def trained_shards(self) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
         """Yield the rows of this rank that train or have trained, queries, then keys.
 
         Yields:
-            (role, global head numbers, `[heads * rows of one, columns]`): rows of W, or what the
-            factors have for them side by side.
+            (role, global head numbers, `[heads * rows of a head, columns]`): rows of W, or the
+            entries of both factors side by side.
         """
-        held = [tensor.detach().flatten(1) for tensor in self.trained_tensors().values()]
-        if not held:
+        tensors = [tensor.detach().flatten(1) for tensor in self.tensors(self.learned).values()]
+        if not tensors:
             return
-        values = torch.cat(held, dim=1)
+        values = torch.cat(tensors, dim=1)
         query, key = (self.heads.trainable[role] for role in ROLES)
         queries = values.size(0) * len(query) // (len(query) + len(key))
         yield "query", query, values[:queries]
@@ -166,10 +173,10 @@ class HeadRows(torch.nn.Module):
     def frozen_shards(
         self, exact: bool = False
     ) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
-        """Yield the rows in memory of this rank's frozen heads, first of queries, then of keys.
+        """Yield this rank's frozen rows as they are in memory, queries, then keys.
 
         Args:
-            exact: multiply the factors of a structured bank out in float64, where no product is
+            exact: multiply the factors of a structured bank in float64, where no product is
                 rounded; else in their own type.
 
         Yields:
@@ -188,16 +195,11 @@ class HeadRows(torch.nn.Module):
         right, left = self.trained_right_query_key, self.trained_left_query_key
         if right is None or left is None:
             return None
+        # The parameter has blocks first, so that a rank's share of it is contiguous.
         return Factors(right.transpose(0, 1), left)
 
     def _add_trained(self, device: Any) -> None:
-        """Add the parameters of heads that train and of adapters, without values yet.
-
-        The last step of a constructor.
-
-        Args:
-            device: of the parameters.
-        """
+        """Add uninitialised learned rows and adapters, the last step of a constructor."""
         self._add_trained_rows(device)
         self._add_adapters(device)
         self._place_heads(device)
@@ -206,18 +208,19 @@ class HeadRows(torch.nn.Module):
         return torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
 
     def _place_heads(self, device: Any) -> None:
-        """Write down where the heads of each kind are."""
+        """Record the positions of frozen, learned and adapted heads."""
         heads = self.heads.sharing(self.queries_per_group) if self.shared else self.heads
-        both = self.frozen_groups and self.trained_query_key is not None
+        mixes_heads = self.frozen_groups and self.trained_query_key is not None
         self.head_orders = {
             role: torch.tensor(heads.order(role), device=device)
             for role in (ROLES if self.shared else self.policy.frozen_row_roles)
-            if both and heads.trainable[role]
+            if mixes_heads and heads.trainable[role]
         }
-        own = [group - self.first_group for group in self.adapted]
-        mine = [group for group in own if 0 <= group < self.num_groups]
-        self.adapts_all = len(mine) == self.num_groups
-        self.adapted_groups = torch.tensor(mine, dtype=torch.long, device=device)
+        # Adapted groups by their numbers on this rank, where others may lie on other ranks.
+        local_groups = [group - self.first_group for group in self.adapted]
+        adapted_groups = [group for group in local_groups if 0 <= group < self.num_groups]
+        self.adapts_all = len(adapted_groups) == self.num_groups
+        self.adapted_groups = torch.tensor(adapted_groups, dtype=torch.long, device=device)
 
     def _add_trained_rows(self, device: Any) -> None:
         count = sum(len(self.heads.trainable[role]) for role in ROLES)
@@ -231,11 +234,12 @@ class HeadRows(torch.nn.Module):
             }
         elif rows and self.policy.has_rows:
             shapes = {"trained_query_key": (rows, self.input_size)}
-        for name in TRAINED_ROWS:
+        for name in LEARNED_ROWS:
             shape = shapes.get(name)
             if shape is None:
                 self.register_parameter(name, None)
-            elif self.kept:
+            elif self.learned is Rows.KEPT:
+                # NaN, so that rows which nothing has filled do not pass unnoticed.
                 unknown = torch.full(shape, math.nan, device=device, dtype=self.dtype)
                 self.register_buffer(name, unknown, persistent=False)
             else:
@@ -285,12 +289,14 @@ class HeadRows(torch.nn.Module):
             for name, heads in sources.items()
             if name in products
         }
+        # Adapters of some heads act on those only; adapters of all heads act after the join below.
         if self.adapters is not None and not self.adapts_all:
-            own = value.index_select(2, self.adapted_groups)
-            corrected = self.adapters(Heads(*parts["frozen"], own, self.reach), shared)
+            adapted_value = value.index_select(2, self.adapted_groups)
+            corrected = self.adapters(Heads(*parts["frozen"], adapted_value, self.reach), shared)
             parts["frozen"] = corrected.query, corrected.key
-            if corrected.value is not own:
+            if corrected.value is not adapted_value:
                 value = value.index_copy(2, self.adapted_groups, corrected.value)
+        # Without rows the adapter low_rank makes queries and keys: it gets empty ones.
         if not parts:
             parts["none"] = (value[:, :, :0],) * 2
         query, key = (
@@ -299,10 +305,6 @@ class HeadRows(torch.nn.Module):
         if self.adapters is not None and self.adapts_all:
             return self.adapters(Heads(query, key, value, self.reach), shared)
         return Heads(query, key, value)
-
-    def _rows_if_any(self) -> torch.Tensor | Factors | None:
-        rows = self.frozen()
-        return rows if isinstance(rows, Factors) or self.frozen_groups else None
 
     def _joined(self, role: Role, parts: list[torch.Tensor]) -> torch.Tensor:
         """Join frozen and trainable heads along dimension 2, in the order of their numbers."""

@@ -38,7 +38,7 @@ class HeadWeights:
 
 
 def has_queries_and_keys(attention: torch.nn.Module) -> bool:
-    """Return whether scores are made from queries and keys, which is not so for a synthesizer."""
+    """Return whether scores come from queries and keys; those of a synthesizer do not."""
     return hasattr(attention, "get_query_key_value_tensors")
 
 
@@ -73,7 +73,7 @@ def head_weights(attention: SelfAttention) -> HeadWeights | None:
 
 
 def _is_linear(images: torch.Tensor, signs: torch.Tensor) -> bool:
-    """Return whether the last image is the sum of the others times `signs`, but for rounding."""
+    """Return whether the last image is the signed sum of the others, up to rounding."""
     mixture = torch.einsum("nhd,n->hd", images[:-1], signs)
     return bool((mixture - images[-1]).norm() <= 0.1 * images[:-1].norm())
 
@@ -82,8 +82,8 @@ Observe = Callable[[int, torch.Tensor, torch.Tensor | None], None]
 """(layer from 0, probabilities, scores before the softmax).
 
 Both are `[batch, heads, query, key]`, float32.
-A score that a query must not see has probability 0. None: a synthesizer's, which has no queries and
-keys.
+The probability of a key that a query must not see is 0. Scores are None for a synthesizer, which
+has no queries and keys.
 """
 
 
@@ -112,15 +112,16 @@ def attention_observed(model: GPTModel, observe: Observe) -> Iterator[None]:
 
 
 def _hook(layer: int, observe: Observe) -> Callable[..., None]:
-    def hook(core: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def hook(core: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         # Core attentions differ in their arguments (a synthesizer's has no query and key); all have
         # a value.
-        arguments = signature(core.forward).bind(*inputs, **named).arguments
+        arguments = signature(core.forward).bind(*inputs, **keywords).arguments
         length, batch, groups, _ = arguments["value"].shape
         unit = torch.eye(length, device=arguments["value"].device)[:, None, None]
         arguments["value"] = unit.expand(-1, batch, groups, -1)
         if isinstance(arguments["attention_mask"], Documents):
             arguments["attention_mask"] = arguments["attention_mask"].mask()
+        # Scores are observed in fp32, whatever the type in which the layer computes.
         for name in {"query", "key"} & arguments.keys():
             arguments[name] = arguments[name].float()
         context = core.forward(**arguments)  # not core(...), which would come here again

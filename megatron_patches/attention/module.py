@@ -33,7 +33,7 @@ KNOWN = tuple(
     if not (policy.synthesizer or policy.frozen_heads or policy.phases or policy.penalty)
     and policy.init != "pretrained"
 )
-"""The variants that FrozenAttention knows: those that say all of a layer, from first to last."""
+"""Variants that FrozenAttention supports: those that describe one layer completely."""
 _STD = 0.02
 """Standard deviation of trained rows that start from no bank, as `model.init_std`."""
 
@@ -57,19 +57,19 @@ class FrozenAttention(HeadRows):
         variant: one of KNOWN.
         frozen_heads: fraction of the key heads that are frozen, with their query heads, of a
             variant that freezes any; the others train.
-        qk_norm: RMS norm of queries and keys, the last before they are rotated, with gains
-            `[head_dim]` that the heads share.
-        norm_epsilon: added to the mean square in it.
-        rotary_base: of rotary positions, such as 10000; None: queries and keys are not rotated.
+        qk_norm: RMS norm of queries and keys before their rotation, with gains `[head_dim]` that
+            the heads share.
+        norm_epsilon: term added to the mean square of the norm.
+        rotary_base: base of the rotary wavelengths, such as 10000; None: no rotation.
         dropout: probability of dropping an attention probability, in training.
-        device: of the module; None: torch's default.
-        dtype: of weights and rows; None: torch's default.
+        device: device of the module; None: torch's default.
+        dtype: data type of weights and rows; None: torch's default.
         axes: further keys of the section `attention` of a configuration, as in docs/method.md:
             scope, construction, gaussian_std, shared, frozen_roles, adapters, low_rank, taps,
-            convolved; without one, or None: as the variant.
+            convolved; an axis that is missing or None is the variant's.
 
     Attributes:
-        recipe: of the rows, for `bank_rows`; None: there are none.
+        recipe: recipe of the rows, for `bank_rows`; None: there are none.
         query_key_weight: buffer `[rows, hidden]` of frozen queries, then keys, in the module's
             dtype, or None.
         query_key_right: buffer, the right factor of the rows of a structured variant, or None.
@@ -149,16 +149,18 @@ class FrozenAttention(HeadRows):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Give everything that trains its initial values, drawn from torch's generator or even.
+        """Initialise everything that trains, from torch's generator or with equal values.
 
-        Trained rows that start from a bank have its values again.
+        Trained rows that start from a bank get the bank's values again.
         """
         for part in (self.v_proj, self.o_proj, self.q_layernorm, self.k_layernorm):
             if part is not None:
                 part.reset_parameters()
         self._start_rows()
         sizes = self.policy.adapter_sizes(self.input_size, self.head_dim)
-        for weight in (one for each in self.policy.corrections for one in each.weights(sizes)):
+        for weight in (
+            weight for adapter in self.policy.corrections for weight in adapter.weights(sizes)
+        ):
             owner = self if weight.role is None else self.adapters
             if owner is None:
                 continue
@@ -178,6 +180,7 @@ class FrozenAttention(HeadRows):
             for factor, start in zip(factors, drawn, strict=True):
                 factor.copy_(start)
         elif self.trained_query_key is not None:
+            # Heads that train beside frozen ones start like vanilla's, not from the bank.
             if self.policy.trainable and self.recipe is not None:
                 rows = query_key_rows(self.recipe, self.layer, trainable, self.dtype)
                 assert isinstance(rows, torch.Tensor)
@@ -219,9 +222,11 @@ class FrozenAttention(HeadRows):
             if weight is not None:
                 products[name] = nn.functional.linear(hidden_states, weight)
         if self.frozen_groups:
-            products["frozen"] = self._by_frozen(hidden_states)
-        made = self._assembled({name: one.transpose(0, 1) for name, one in products.items()})
-        query, key, value, _ = made
+            products["frozen"] = self._frozen_product(hidden_states)
+        heads = self._assembled(
+            {name: product.transpose(0, 1) for name, product in products.items()}
+        )
+        query, key, value, _ = heads
         assert value is not None
         if self.q_layernorm is not None and self.k_layernorm is not None:
             query = self.q_layernorm(query)
@@ -231,7 +236,7 @@ class FrozenAttention(HeadRows):
             key = self.rotary.rotate(key)
         return query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
 
-    def _by_frozen(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def _frozen_product(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Multiply by the frozen rows: `[batch, tokens, rows]`."""
         rows = self.frozen()
         if isinstance(rows, torch.Tensor):
@@ -252,19 +257,19 @@ class FrozenAttention(HeadRows):
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> FrozenAttention:
         """Move or cast the module, but draw its rows again for another dtype."""
-        # A cast of rows that were cast before would round twice.
+        # Rows are drawn again for another type: a cast of cast rows would round twice.
         was_meta = self.v_proj.weight.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         weight = self.v_proj.weight
         if self.dtype != weight.dtype or was_meta:
             self.dtype = weight.dtype
             self._draw(weight.device)
-        self._place_heads(weight.device)
+        self._place_heads(weight.device)  # plain tensors, which torch does not move
         return self
 
 
 def _policy(variant: str, axes: dict[str, Any], frozen_heads: float, groups: int) -> QKPolicy:
-    """Return the policy of one layer; MethodError if the module cannot be it."""
+    """Return the policy of one layer; MethodError if the module does not support it."""
     if frozen_heads != 1:
         axes = axes | {"frozen_heads": (("0", frozen_heads),)}
     policy = policy_for(variant, axes)
@@ -279,9 +284,9 @@ def _policy(variant: str, axes: dict[str, Any], frozen_heads: float, groups: int
 
 
 class _Project(torch.autograd.Function):
-    """`monarch.project` by frozen factors.
+    """`monarch.project` by frozen factors, with a gradient of the input only.
 
-    The gradient is of the input only, which need not be kept.
+    Backward needs the factors alone, so that the input is not kept.
     """
 
     @staticmethod

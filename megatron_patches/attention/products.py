@@ -39,26 +39,26 @@ def column_parallel_products(
 
     Args:
         hidden_states: `[seq(/tp), batch, hidden]`.
-        frozen: weight that gets no gradient, or its factors; None: there is none.
-        tp_group: the tensor-parallel ranks.
+        frozen: weight without a gradient, or its factors; None: there is none.
         sequence_parallel: activations outside the products are slices of the sequence.
         weights: further weights `[rows of this rank, hidden]`, those that train before the others.
-        factors_train: what stands in the place of the frozen weight are factors that train.
-        kept: how many of the last `weights` get no gradient.
+        factors_train: `frozen` holds factors that train.
+        kept: number of the last `weights` that get no gradient.
 
     Returns:
         `[seq, batch, rows]` each; the product with the frozen weight, if there is one, comes first.
     """
     if torch.is_grad_enabled():
-        parts = _parts(frozen)
+        # Positional, because autograd functions take no keywords.
+        frozen_tensors = _frozen_tensors(frozen)
         products: tuple[torch.Tensor, ...] = _ColumnParallelProducts.apply(
             hidden_states,
             tp_group,
             sequence_parallel,
-            len(parts),
+            len(frozen_tensors),
             factors_train,
             len(weights) - kept,
-            *parts,
+            *frozen_tensors,
             *weights,
         )
         return products
@@ -73,17 +73,17 @@ def column_parallel_products(
     )
 
 
-def _parts(frozen: Frozen) -> tuple[torch.Tensor, ...]:
+def _frozen_tensors(frozen: Frozen) -> tuple[torch.Tensor, ...]:
     """Return the tensors of a frozen weight.
 
-    Autograd must get them one by one; `_whole` is the inverse.
+    Autograd must get them one by one; `_frozen_weight` is the inverse.
     """
     if frozen is None:
         return ()
     return frozen if isinstance(frozen, Factors) else (frozen,)
 
 
-def _whole(parts: Sequence[torch.Tensor]) -> Frozen:
+def _frozen_weight(parts: Sequence[torch.Tensor]) -> Frozen:
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else Factors(*parts)
@@ -109,7 +109,7 @@ def _products(
 class _ColumnParallelProducts(torch.autograd.Function):
     """Products (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and the first W_i, not for W_f.
 
-    W_f is none, one or two of the operands (see `_parts`); two may train.
+    W_f is none, one or two of the operands (see `_frozen_tensors`); two may train.
     """
 
     @staticmethod
@@ -131,7 +131,7 @@ class _ColumnParallelProducts(torch.autograd.Function):
         ctx.num_frozen = num_frozen
         ctx.factors_train = factors_train
         ctx.num_trained = num_trained
-        frozen = _whole(operands[:num_frozen])
+        frozen = _frozen_weight(operands[:num_frozen])
         weights = operands[num_frozen:]
         return _products(
             hidden_states,
@@ -144,7 +144,7 @@ class _ColumnParallelProducts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         hidden_states, *operands = ctx.saved_tensors
-        frozen = _whole(operands[: ctx.num_frozen])
+        frozen = _frozen_weight(operands[: ctx.num_frozen])
         weights = operands[ctx.num_frozen :]
         # Each collective overlaps a product that does not depend on it: the gather overlaps the
         # input gradient, and the reduction of the input gradient overlaps the weight gradients.
@@ -156,10 +156,12 @@ class _ColumnParallelProducts(torch.autograd.Function):
             hidden_states = finish(hidden_states, gather)
         input_grad, reduction = start_input_grad(input_grad, ctx.tp_group, ctx.sequence_parallel)
         inputs = hidden_states.flatten(0, 1)
+        # The frozen product, if there is one, comes first, so the weights' gradients are the last.
         learned = grads[len(grads) - len(weights) :]
         trained = learned[: ctx.num_trained]
         weight_grads: list[torch.Tensor | None] = [g.flatten(0, 1).t() @ inputs for g in trained]
         weight_grads += [None] * (len(weights) - len(trained))
+        # One None per frozen operand: autograd asks for as many gradients as forward had inputs.
         frozen_grads: Sequence[torch.Tensor | None] = [None] * ctx.num_frozen
         if ctx.factors_train:
             assert isinstance(frozen, Factors)
@@ -174,10 +176,11 @@ def _input_grad(
     weights: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """Return Σ grad_i W_i, `[seq, batch, hidden]`, adding each product to those before it."""
+    # Factors come last, because `add_input_grad` adds to a sum that exists.
     dense = [*weights] if frozen is None or isinstance(frozen, Factors) else [frozen, *weights]
-    first, *others = grads[len(grads) - len(dense) :]
+    first, *other_grads = grads[len(grads) - len(dense) :]
     flat = first.flatten(0, 1) @ dense[0]
-    for grad, weight in zip(others, dense[1:], strict=True):
+    for grad, weight in zip(other_grads, dense[1:], strict=True):
         flat = torch.addmm(flat, grad.flatten(0, 1), weight)
     if isinstance(frozen, Factors):
         flat = add_input_grad(grads[0], frozen, flat)

@@ -30,7 +30,7 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 
 from megatron_patches.attention.convolution import reach_of
-from megatron_patches.attention.head_rows import HeadRows
+from megatron_patches.attention.head_rows import HeadRows, Rows
 from megatron_patches.attention.products import column_parallel_products
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.engine.documents import Visible
@@ -49,7 +49,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
             none.
         frozen_groups: global numbers of this layer's frozen key heads; their query heads are frozen
             with them.
-        kept: that time has come.
+        learned: state of the rows of the other heads.
 
     Attributes:
         recomputes_query_key: recompute structured queries and keys in backward instead of keeping
@@ -69,7 +69,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         policy: QKPolicy,
         recipe: BankRecipe | None,
         frozen_groups: tuple[int, ...],
-        kept: bool = False,
+        learned: Rows = Rows.TRAINED,
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
@@ -89,7 +89,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
             policy=policy,
             recipe=recipe,
             frozen_groups=frozen_groups,
-            kept=kept,
+            learned=learned,
             layer=layer_number - 1,
         )
         super().__init__(
@@ -117,6 +117,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         Returns:
             The output `[seq(/tp), batch, hidden]`, and its bias, which is None.
         """
+        # The projection does not get the mask, which its short convolutions must respect.
         self.linear_qkv.look_back_within(attention_mask)
         attended: tuple[torch.Tensor, torch.Tensor | None]
         attended = super().forward(hidden_states, attention_mask, **others)
@@ -135,8 +136,8 @@ class FrozenQueryKeySelfAttention(SelfAttention):
 
         Args:
             hidden_states: `[seq(/tp), batch, hidden]`.
-            key_value_states: for cross-attention in megatron-core; must be None.
-            output_gate: for gated attention in megatron-core; must be False.
+            key_value_states: argument of megatron-core's cross-attention; must be None.
+            output_gate: argument of megatron-core's gated attention; must be False.
             split_qkv: must be True.
 
         Returns:
@@ -184,7 +185,7 @@ class FrozenQueryKeyValueLinear(HeadRows):
         recipe: BankRecipe | None,
         frozen_groups: tuple[int, ...],
         layer: int,
-        kept: bool = False,
+        learned: Rows = Rows.TRAINED,
     ) -> None:
         super().__init__()
         assert not (bias or gather_output or is_expert), (
@@ -192,7 +193,7 @@ class FrozenQueryKeyValueLinear(HeadRows):
         )
         self.tp_group = tp_group
         self.sequence_parallel = config.sequence_parallel
-        device = torch.cuda.current_device()
+        device = torch.cuda.current_device()  # of the CPU too, see `compat.prepare_megatron_core`
         self._add_frozen_rows(
             policy,
             recipe,
@@ -200,16 +201,16 @@ class FrozenQueryKeyValueLinear(HeadRows):
             layer=layer,
             heads=(config.num_attention_heads, config.num_query_groups),
             sizes=(input_size, config.kv_channels),
-            place=(tp_group.rank(), tp_group.size()),
+            tp_rank=(tp_group.rank(), tp_group.size()),
             dtype=config.params_dtype,
             device=device,
-            kept=kept,
+            learned=learned,
         )
         self.value_weight = self._parameter((self.num_groups * self.head_dim, input_size), device)
         self._add_trained(device)
 
     def look_back_within(self, visible: Visible) -> None:
-        """Keep short convolutions within what an attention mask lets see, from now on."""
+        """Limit short convolutions to the tokens that an attention mask shows, from now on."""
         self.reach = reach_of(visible, self.taps) if self.taps else None
 
     def forward(
@@ -256,21 +257,27 @@ class FrozenQueryKeyValueLinear(HeadRows):
 
     def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return {name: `[seq, batch, rows]`}, the products of the input with every weight."""
-        operands = {"value": self.value_weight, "trained": self.trained_query_key}
-        operands |= {name: getattr(self, name) for name in self.shared_adapters}
-        if self.kept:
-            operands["trained"] = operands.pop("trained")  # what does not train comes last
-        weights = {name: weight for name, weight in operands.items() if weight is not None}
+        rows = self.trained_query_key
         factors = self.trained_factors()
+        kept = self.learned is Rows.KEPT
+        # The order of `column_parallel_products`: the operand that may be factors, then the weights
+        # that train, then the one that does not. It is also the order of the input gradient's sum.
+        frozen = self.frozen() if self.frozen_groups else None
+        operands = [
+            ("frozen", frozen) if factors is None else ("trained", factors),
+            ("value", self.value_weight),
+            ("trained", None if kept else rows),
+            *((name, getattr(self, name)) for name in self.shared_adapters),
+            ("trained", rows if kept else None),
+        ]
         products = column_parallel_products(
             hidden_states,
-            self._rows_if_any() if factors is None else factors,
+            operands[0][1],
             tp_group=self.tp_group,
             sequence_parallel=self.sequence_parallel,
-            weights=[*weights.values()],
-            kept=int(self.kept and self.trained_query_key is not None),
-            factors_train=factors is not None and not self.kept,
+            weights=[weight for _, weight in operands[1:] if weight is not None],
+            kept=int(kept and rows is not None),
+            factors_train=factors is not None and not kept,
         )
-        first = "frozen" if factors is None else "trained"
-        names = [first, *weights] if len(products) > len(weights) else [*weights]
+        names = [name for name, operand in operands if operand is not None]
         return dict(zip(names, products, strict=True))

@@ -41,18 +41,15 @@ class RotaryAngles:
             The same shape and data type.
         """
         length = heads.size(0)
-        kept = self._cosine
-        if len(kept) < length or kept.device != heads.device or kept.dtype != heads.dtype:
+        table = self._cosine
+        if len(table) < length or table.device != heads.device or table.dtype != heads.dtype:
             with torch.inference_mode(False):  # a table from an evaluation must serve training too
                 self._fill(length, heads)
         rotated: torch.Tensor = _Rotate.apply(heads, self._cosine[:length], self._sine[:length])
         return rotated
 
     def _fill(self, length: int, like: torch.Tensor) -> None:
-        """Compute the table as megatron-core does.
-
-        In float32, then cast to the data type of `like`.
-        """
+        """Compute the table as megatron-core does: in float32, then cast to `like`'s data type."""
         exponents = (
             torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=like.device)
             / self.head_dim
@@ -67,7 +64,7 @@ class RotaryAngles:
 class _Rotate(torch.autograd.Function):
     """Rotation of x by cos `[seq, 1, 1, head_dim]`, sin `[seq, 1, 1, head_dim / 2]`.
 
-    Gradients turn back.
+    Its gradient is the opposite rotation.
     """
 
     @staticmethod

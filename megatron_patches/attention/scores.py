@@ -23,7 +23,7 @@ from megatron_patches.engine.random_streams import own_stream
 from megatron_patches.engine.recompute import recomputed_in_backward
 
 QUERIES_AT_A_TIME = 512
-"""Queries whose scores are in memory at a time where the largest ones are asked for."""
+"""Queries whose scores are in memory at once while the largest scores are recorded."""
 
 
 class CausalDotProductAttention(MegatronModule):
@@ -42,7 +42,7 @@ class CausalDotProductAttention(MegatronModule):
             saves the function for backward in place of the queries and keys, and clears the
             attribute.
         largest: `[heads of this rank]`, the largest score before the softmax in the training passes
-            since it was last filled; None, the initial value: it is not asked for.
+            since it was last filled; None, the initial value: not recorded.
     """
 
     largest: torch.Tensor | None = None
@@ -87,14 +87,15 @@ class CausalDotProductAttention(MegatronModule):
             attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the
                 future included), or documents that stand alone, with their boundaries; None:
                 causal.
-            attn_mask_type: passed by megatron-core; the mask says it all.
-            attention_bias: for other core attentions of megatron-core.
-            packed_seq_params: for other core attentions of megatron-core.
+            attn_mask_type: argument of megatron-core; unused, since the mask says all.
+            attention_bias: argument of other core attentions; must be None.
+            packed_seq_params: argument of other core attentions; must be None.
 
         Returns:
             `[seq, batch, heads * head_dim]`.
         """
         assert attention_bias is None and packed_seq_params is None
+        # Cleared at once: the function belongs to this pass alone.
         recompute, self.recompute_query_key = self.recompute_query_key, None
         query, key = self.rotated(query, key)
         if self.largest is not None and self.training:
@@ -144,20 +145,21 @@ class CausalDotProductAttention(MegatronModule):
 
     @torch.no_grad()
     def _note_largest(self, query: torch.Tensor, key: torch.Tensor, visible: Visible) -> None:
-        """Add the scores of a pass to `largest`; the fused kernels do not tell them."""
+        """Update `largest` with the scores of a pass, which the fused kernels do not return."""
         assert self.largest is not None
         if isinstance(visible, Documents):
             visible = visible.mask()
         query = query.unflatten(2, (key.size(2), -1))
         for first in range(0, len(query), QUERIES_AT_A_TIME):
-            some = query[first : first + QUERIES_AT_A_TIME]
-            end = first + len(some)
-            scores = torch.einsum("qbghd,kbgd->bghqk", some, key[:end])
-            unseen = torch.ones(len(some), end, dtype=torch.bool, device=query.device)
-            unseen = unseen.triu(first + 1)
+            # Causal: keys after the slice's last query cannot matter.
+            query_slice = query[first : first + QUERIES_AT_A_TIME]
+            end = first + len(query_slice)
+            scores = torch.einsum("qbghd,kbgd->bghqk", query_slice, key[:end])
+            hidden = torch.ones(len(query_slice), end, dtype=torch.bool, device=query.device)
+            hidden = hidden.triu(first + 1)
             if visible is not None:
-                unseen = visible[:, :, None, first:end, :end]
-            highest = scores.masked_fill(unseen, -math.inf).amax(dim=(0, 3, 4)).flatten()
+                hidden = visible[:, :, None, first:end, :end]
+            highest = scores.masked_fill(hidden, -math.inf).amax(dim=(0, 3, 4)).flatten()
             self.largest.copy_(torch.maximum(self.largest, highest.float() * self.scale))
 
     def _recomputing(
@@ -166,7 +168,7 @@ class CausalDotProductAttention(MegatronModule):
         key: torch.Tensor,
         recompute: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None,
     ) -> contextlib.AbstractContextManager[None]:
-        """Save `recompute`, if given, for backward in place of queries and keys."""
+        """Return a context that saves `recompute`, if any, for backward instead of its results."""
         if recompute is None:
             return contextlib.nullcontext()
         source = recompute

@@ -44,7 +44,6 @@ class SynthesizerSelfAttention(MegatronModule):
 
     Args:
         layer_number: number of the layer, from 1, as megatron-core counts.
-        recipe: recipe of the score matrices.
         trainable: the score matrices are parameters; else they are buffers.
     """
 
@@ -68,7 +67,12 @@ class SynthesizerSelfAttention(MegatronModule):
         self.core_attention = SynthesizerCoreAttention(
             config, layer_number - 1, recipe=recipe, trainable=trainable, tp_group=pg_collection.tp
         )
-        alike = {"config": config, "bias": False, "is_expert": False, "tp_group": pg_collection.tp}
+        shared_options = {
+            "config": config,
+            "bias": False,
+            "is_expert": False,
+            "tp_group": pg_collection.tp,
+        }
         self.linear_v = submodules.linear_v(
             config.hidden_size,
             config.num_query_groups * config.kv_channels,
@@ -76,7 +80,7 @@ class SynthesizerSelfAttention(MegatronModule):
             gather_output=False,
             skip_bias_add=False,
             tp_comm_buffer_name="v",
-            **alike,
+            **shared_options,
         )
         self.linear_proj = submodules.linear_proj(
             config.num_attention_heads * config.kv_channels,
@@ -85,7 +89,7 @@ class SynthesizerSelfAttention(MegatronModule):
             input_is_parallel=True,
             skip_bias_add=True,
             tp_comm_buffer_name="proj",
-            **alike,
+            **shared_options,
         )
 
     def forward(
@@ -116,7 +120,6 @@ class SynthesizerCoreAttention(MegatronModule):
 
     Args:
         layer: number of the layer, from 0.
-        recipe: recipe of the score matrices.
         trainable: the matrices are parameters.
         tp_group: the tensor-parallel ranks, each with the matrices of its heads.
 
@@ -145,9 +148,9 @@ class SynthesizerCoreAttention(MegatronModule):
         self.heads = heads_of_rank(recipe.num_attention_heads, tp_group.rank(), tp_group.size())
         self.dropout = config.attention_dropout
         for name in ("scores", "query_factor", "key_factor"):
-            self._hold(name, self.regenerate(name) if name in recipe.matrices else None)
+            self._register(name, self.regenerate(name) if name in recipe.matrices else None)
 
-    def _hold(self, name: str, values: torch.Tensor | None) -> None:
+    def _register(self, name: str, values: torch.Tensor | None) -> None:
         values = None if values is None else values.to(torch.cuda.current_device())
         if values is None or not self.trainable:
             self.register_buffer(name, values, persistent=False)
@@ -158,7 +161,7 @@ class SynthesizerCoreAttention(MegatronModule):
         """Draw the initial values of this rank's rows of a matrix.
 
         Args:
-            name: of the matrix in `recipe.matrices`.
+            name: key of the matrix in `recipe.matrices`.
 
         Returns:
             `[heads * T, columns]`, on the CPU in the compute dtype.
@@ -189,7 +192,7 @@ class SynthesizerCoreAttention(MegatronModule):
         return tuple(matrix for _, _, matrix in self.frozen_shards())
 
     def trained_shards(self) -> Iterator[tuple[str, tuple[int, ...], torch.Tensor]]:
-        """Yield nothing: there are no rows of queries and keys."""
+        """Yield nothing: a synthesizer has no rows of queries and keys."""
         yield from ()
 
     def kept_tensors(self) -> dict[str, torch.Tensor]:
@@ -223,6 +226,7 @@ class SynthesizerCoreAttention(MegatronModule):
 
     def _by_head(self, rows: torch.Tensor | None) -> torch.Tensor:
         assert rows is not None
+        # In half precision the products and the softmax of scores would be too coarse.
         wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
         return wide.unflatten(0, (len(self.heads), self.recipe.sequence_length))
 
@@ -265,6 +269,7 @@ class SynthesizerCoreAttention(MegatronModule):
         # Heads of group 0, of group 1, ..., each group's stacked: one product per group, nothing
         # repeated.
         probabilities = probabilities.unflatten(-3, (groups, -1)).flatten(-3, -2)
+        # The same probabilities for all samples: one product per group covers the whole batch.
         if probabilities.dim() == 3:
             mixed = probabilities @ value.permute(2, 0, 1, 3).flatten(2)
             mixed = mixed.view((groups, -1, length, batch, head_dim)).permute((2, 3, 0, 1, 4))

@@ -5,11 +5,14 @@ finds, so the last bits of `a @ b` or of a LAPACK factorisation differ between C
 get around that:
 
 * Elementwise numpy `+ - * / sqrt` are each correctly rounded (IEEE 754) and never fused across
-calls. * A matrix product of integers is exact, hence the same in any order and with any fusing,
-while every partial sum stays within 2^53. So a real product is made of exact ones: cut both factors
-into slices of few bits, multiply the slices with the ordinary fast BLAS, and add the results
-elementwise in a fixed order (Ozaki, Ogita, Oishi and Rump, "Error-free transformations of matrix
-multiplication by using fast routines of matrix multiplication", Numer. Algorithms 59, 2012).
+  calls.
+* A matrix product of integers is exact, hence the same in any order and with any fusing, while
+  every partial sum stays within 2^53.
+
+So a real product is made of exact ones: cut both factors into slices of few bits, multiply the
+slices with the ordinary fast BLAS, and add the results elementwise in a fixed order (Ozaki, Ogita,
+Oishi and Rump, "Error-free transformations of matrix multiplication by using fast routines of
+matrix multiplication", Numer. Algorithms 59, 2012).
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ def reproducible_matmul(a: FloatArray, b: FloatArray) -> FloatArray:
     count = -(-(MANTISSA_BITS + 1) // bits)
     a_slices = _slices(a, bits, count, axis=1)
     b_slices = _slices(b, bits, count, axis=0)
+    # Products of later slices lie below the last digit of the result.
     pairs = [(i, j) for i in range(len(a_slices)) for j in range(len(b_slices)) if i + j < count]
     # The smallest terms first. That the order is fixed is what matters.
     pairs.sort(key=lambda pair: (-pair[0] - pair[1], pair))
@@ -58,7 +62,7 @@ def reproducible_matmul(a: FloatArray, b: FloatArray) -> FloatArray:
 
 
 def _slices(x: FloatArray, bits: int, count: int, axis: int) -> list[FloatArray]:
-    """Cut `x` into at most `count` matrices that add up to it, but for digits far below its last.
+    """Cut `x` into at most `count` matrices that add up to it, up to digits far below its last.
 
     Each matrix holds integers of `bits` bits, times one power of two per row (axis 1) or column
     (axis 0).
@@ -90,6 +94,7 @@ def inverse_cholesky(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
     size = len(gram)
     if size <= ELIMINATION_SIZE:
         return _eliminate(gram)
+    # Blockwise, because matrix products are many times faster than the elementwise elimination.
     half = size // 2
     first, first_pivots = inverse_cholesky(gram[:half, :half])
     upper = reproducible_matmul(first, gram[:half, half:])  # the off-diagonal block of Lᵀ
@@ -120,8 +125,8 @@ def orthonormalize_rows(rows: FloatArray) -> FloatArray | None:
     R is the transposed Cholesky factor of the Gram matrix, so Qᵀ = L⁻¹ · rows. That loses about as
     many digits as the Gram matrix is ill conditioned, so the result is treated the same way again
     until its Gram matrix is well conditioned (CholeskyQR2: Yamamoto, Nakatsukasa, Yanagisawa and
-    Fukaya, ETNA 44, 2015). Conditioning is told by the smallest pivot share: pivot j as a share of
-    the squared length of row j is the part of it that lies outside the rows before.
+    Fukaya, ETNA 44, 2015). The smallest pivot share measures the conditioning: pivot j as a share
+    of the squared length of row j is the part of that row outside the span of the earlier rows.
 
     Args:
         rows: `[m, n]`, float64, m at most n.

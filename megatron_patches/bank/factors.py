@@ -45,10 +45,6 @@ def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
     The rows of a head, and of any set of heads, are then whole blocks of the left factor. Where (a,
     b) and (b, a) are both possible, a is the smaller one.
 
-    Args:
-        hidden_size: width of the residual stream.
-        head_dim: width of a head.
-
     Raises:
         MethodError: a or b would have to be 1.
     """
@@ -80,10 +76,7 @@ class LayerFactors:
     left: FloatArray
 
     def rows(self) -> FloatArray:
-        """Return the rows that the factors stand for, `[m * a, hidden_size]`.
-
-        Every entry is one product.
-        """
+        """Return the rows of these factors, `[m * a, hidden_size]`; an entry is one product."""
         blocks, a, _ = self.left.shape
         products = self.left[:, :, :, None] * self.right.transpose(1, 0, 2)[:, None]
         return products.reshape(blocks * a, a * self.right.shape[2])
@@ -96,13 +89,10 @@ def layer_factors(
     head_dim: int,
     heads: Sequence[tuple[int, Sequence[int]]],
 ) -> LayerFactors:
-    """Make the factors of these heads' rows.
+    """Draw the factors of some heads' rows.
 
     Args:
-        seed: of the random streams.
         layer: number of the layer, from 0.
-        hidden_size: width of the residual stream.
-        head_dim: width of a head.
         heads: (number of a role, numbers of its heads), in the order of the rows.
 
     Raises:
@@ -110,31 +100,40 @@ def layer_factors(
     """
     a, b = block_sizes(hidden_size, head_dim)
     blocks_of_head = head_dim // a
-    numbers = [
-        (role, [head * blocks_of_head + block for head in some for block in range(blocks_of_head)])
-        for role, some in heads
+    block_numbers = [
+        (
+            role,
+            [
+                head * blocks_of_head + block
+                for head in role_heads
+                for block in range(blocks_of_head)
+            ],
+        )
+        for role, role_heads in heads
     ]
-    lefts = [Block(role, "left", number) for role, some in numbers for number in some]
-    rights = [Block(role, "right", number) for role, _ in numbers for number in range(a)]
+    lefts = [
+        Block(role, "left", number) for role, role_heads in block_numbers for number in role_heads
+    ]
+    rights = [Block(role, "right", number) for role, _ in block_numbers for number in range(a)]
+    # Blocks of one size are drawn together, which takes less time.
     if a == b:
-        made = haar_blocks(seed, layer, lefts + rights, a)
-        left = made[: len(lefts)]
-        right = made[len(lefts) :]
+        blocks = haar_blocks(seed, layer, lefts + rights, a)
+        left = blocks[: len(lefts)]
+        right = blocks[len(lefts) :]
     else:
         left = haar_blocks(seed, layer, lefts, a)
         right = haar_blocks(seed, layer, rights, b)
     pieces = [
-        own[:, some]
-        for own, (_, some) in zip(right.reshape(len(heads), a, b, b), numbers, strict=True)
+        role_blocks[:, role_heads]
+        for role_blocks, (_, role_heads) in zip(
+            right.reshape(len(heads), a, b, b), block_numbers, strict=True
+        )
     ]
     return LayerFactors(right=np.concatenate(pieces, axis=1), left=left)
 
 
 class Block(NamedTuple):
-    """Place of a block among a layer's factors.
-
-    Number of the role, factor, number within the factor.
-    """
+    """Position of a block: number of its role, factor, number within the factor."""
 
     role: int
     factor: Factor
@@ -142,14 +141,12 @@ class Block(NamedTuple):
 
 
 def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> FloatArray:
-    """Make Haar orthogonal blocks, each from a random stream of its own.
+    """Draw Haar orthogonal blocks, each from its own random stream.
 
     Blocks made together take less time than one after the other, and have the same bits.
 
     Args:
-        seed: of the random streams.
         layer: number of the layer, from 0.
-        blocks: places of the blocks.
         size: rows of a block, at least 2.
 
     Returns:
@@ -158,8 +155,8 @@ def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> Fl
     # A reflector of m dimensions needs m deviates: size + (size − 1) + … + 1 for a block.
     # Two blocks at least: of one alone numpy would sum in another order.
     deviates = np.zeros((max(2, len(blocks)), size * (size + 1) // 2))
-    for own, stream in zip(deviates, _streams(seed, layer, blocks), strict=False):
-        stream.standard_normal(out=own)
+    for block_deviates, stream in zip(deviates, _streams(seed, layer, blocks), strict=False):
+        stream.standard_normal(out=block_deviates)
     return _products_of_reflectors(np.rint(deviates.T * GRID) / GRID, size)[: len(blocks)]
 
 
@@ -175,34 +172,34 @@ def _streams(seed: int, layer: int, blocks: Sequence[Block]) -> Iterator[np.rand
 
 
 def _products_of_reflectors(deviates: FloatArray, size: int) -> FloatArray:
-    """Multiply reflectors H_0 H_1 …, signs corrected.
+    """Multiply reflectors H_0 H_1 …, signs corrected; H_j maps a random vector to axis j.
 
-    H_j sends a vector to axis j: `[blocks, size, size]`.
+    Args:
+        deviates: `[size (size + 1) / 2, blocks]`, size − j of them for H_j. Blocks come last, so
+            that every operation runs along memory.
 
-    The deviates are `[size (size + 1) / 2, blocks]`, size − j of them for H_j. Blocks come last:
-    every operation then runs along memory.
+    Returns:
+        `[blocks, size, size]`.
     """
     products = np.zeros((size, size, deviates.shape[1]))
     end = len(deviates)
     for j in reversed(range(size)):
         vector = deviates[end - (size - j) : end].copy()
         end -= size - j
+        # The sign that avoids cancellation; column j is corrected by it below, for Haar measure.
         sign = np.where(vector[0] < 0, -1.0, 1.0)
         vector[0] += sign * np.sqrt(_sum(vector * vector))
         length = _sum(vector * vector)
-        rest = products[j:, j:]
-        rest[0, 0] = 1.0
+        remaining = products[j:, j:]
+        remaining[0, 0] = 1.0
         # A reflector of nothing is the identity.
         scale = np.divide(2.0, length, out=np.zeros_like(length), where=length > 0)
-        rest -= vector[:, None] * (scale * _sum(vector[:, None] * rest))
-        rest[:, 0] *= np.where(length > 0, -sign, 1.0)
+        remaining -= vector[:, None] * (scale * _sum(vector[:, None] * remaining))
+        remaining[:, 0] *= np.where(length > 0, -sign, 1.0)
     return np.ascontiguousarray(products.transpose(2, 0, 1))
 
 
 def _sum(terms: FloatArray) -> FloatArray:
-    """Sum over the first of several axes, one term after the other.
-
-    Only along memory numpy sums in pairs.
-    """
+    """Sum over the first of several axes, term by term: numpy sums in pairs along memory only."""
     total: FloatArray = np.add.reduce(terms, axis=0)
     return total

@@ -15,12 +15,10 @@ from megatron_patches.errors import MethodError
 def heads_of_rank(
     num_heads: int, rank: int, tensor_parallel_size: int, name: str = "num_attention_heads"
 ) -> range:
-    """Return the global numbers of the heads of a role that a tensor-parallel rank owns.
+    """Return the global head numbers of a role that a tensor-parallel rank owns.
 
     Args:
         num_heads: heads of all ranks.
-        rank: tensor-parallel rank.
-        tensor_parallel_size: ranks that share the heads.
         name: key of num_heads in the configuration, for the sentence that refuses it.
 
     Raises:
@@ -75,11 +73,8 @@ def split_heads(
 
     Args:
         num_heads: query heads of a layer.
-        num_groups: key heads of a layer.
-        frozen_groups: the groups of which the rows of `roles` are frozen.
-        rank: tensor-parallel rank.
-        tensor_parallel_size: ranks that share the heads.
-        roles: of which rows are frozen.
+        frozen_groups: groups in which the rows of `roles` are frozen.
+        roles: roles whose rows are frozen.
         shared: keys have the rows of queries, so that no key head has rows of its own.
 
     Raises:
@@ -93,8 +88,8 @@ def split_heads(
     members: dict[Role, int] = {"query": queries_per_group, "key": 1}
     frozen: dict[Role, tuple[int, ...]] = {}
     for role, numbers in with_rows.items():
-        some = frozen_groups if role in roles else ()
-        frozen[role] = tuple(number for number in numbers if number // members[role] in some)
+        role_groups = frozen_groups if role in roles else ()
+        frozen[role] = tuple(number for number in numbers if number // members[role] in role_groups)
     trainable = {
         role: tuple(number for number in numbers if number not in frozen[role])
         for role, numbers in with_rows.items()

@@ -42,14 +42,13 @@ def bank_name(layer: int, role: str) -> str:
 
     Args:
         layer: number of the layer, from 0.
-        role: query or key.
     """
     return f"layer.{layer}.attention.{role}"
 
 
 @dataclass(frozen=True)
 class GivenWeights:
-    """File of initial weights; MethodError from any property or method if the file holds none."""
+    """File of initial weights; every property and method raises MethodError if it is none."""
 
     path: Path
 
@@ -58,6 +57,7 @@ class GivenWeights:
         try:
             with self.path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
+                # The limit of the safetensors format; a larger number means another kind of file.
                 if size <= 100_000_000 and len(content := file.read(size)) == size:
                     return content
         except OSError as error:
@@ -65,7 +65,7 @@ class GivenWeights:
         raise self._unreadable("it is not a safetensors file")
 
     @cached_property
-    def _stated(self) -> dict[str, Any]:
+    def _parsed_header(self) -> dict[str, Any]:
         try:
             header = _HEADER.validate_json(self._header)
             metadata = header.get("__metadata__", {})
@@ -84,18 +84,17 @@ class GivenWeights:
     @property
     def model(self) -> dict[str, Any]:
         """Return the sizes of the model, by the keys of the configuration's section `model`."""
-        return dict(self._stated["model"])
+        return dict(self._parsed_header["model"])
 
     def has(self, name: str) -> bool:
         """Return whether the file has a tensor of this name."""
-        return name in self._stated["names"]
+        return name in self._parsed_header["names"]
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
-        """Read rows of a tensor in the given order.
+        """Read rows of a tensor, in any order.
 
         Args:
-            name: name of the tensor.
-            numbers: numbers of the rows, in the order wanted.
+            numbers: row numbers, in the order of the result.
 
         Returns:
             `[len(numbers), columns]`, or `[len(numbers)]` of a norm, in the type in which the file
@@ -119,16 +118,14 @@ class GivenWeights:
 
         Args:
             layer: number of the layer, from 0.
-            role: query or key.
             head: number of the head within its role, from 0.
-            head_dim: width of a head.
 
         Raises:
             MethodError: the file lacks the head, or its rows do not have the digest.
         """
         name = bank_name(layer, role)
         rows = self.rows(name, range(head * head_dim, (head + 1) * head_dim)).float()
-        digests = self._stated["heads"].get(name, [])
+        digests = self._parsed_header["heads"].get(name, [])
         if not head < len(digests) or head_digest(rows) != digests[head]:
             raise self._unreadable(
                 f"head {head} of {name} does not have the SHA-256 that its header says"
@@ -148,7 +145,7 @@ def head_digest(rows: torch.Tensor) -> str:
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return row numbers as ranges [first, end)."""
+    """Join consecutive row numbers into ranges [first, end), each read at once."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number:

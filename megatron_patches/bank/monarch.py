@@ -57,7 +57,6 @@ def add_input_grad(grad: torch.Tensor, factors: Factors, total: torch.Tensor) ->
 
     Args:
         grad: gradient of the product, `[..., m * a]`.
-        factors: factors of the rows.
         total: gradient so far, `[tokens, a * b]`, contiguous; it is overwritten.
 
     Returns:
@@ -75,7 +74,6 @@ def factor_grads(grad: torch.Tensor, inputs: torch.Tensor, factors: Factors) -> 
     Args:
         grad: gradient of the product, `[..., m * a]`.
         inputs: `[tokens, a * b]`.
-        factors: factors of the rows.
     """
     right, left = factors
     pieces, blocks, width = right.shape
@@ -92,6 +90,7 @@ def factor_grads(grad: torch.Tensor, inputs: torch.Tensor, factors: Factors) -> 
 def _project(inputs: torch.Tensor, right: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
     """Multiply `[tokens, a * b]` by both factors: `[tokens, m * a]`, contiguous."""
     pieces, blocks, width = right.shape
+    # Both products write their results where the next step reads them: nothing is copied.
     between = torch.bmm(right, inputs.view(-1, pieces, width).permute(1, 2, 0))  # [a, m, tokens]
     outputs = inputs.new_empty(len(inputs), blocks, pieces)
     torch.bmm(between.permute(1, 2, 0), left.mT, out=outputs.transpose(0, 1))

@@ -45,7 +45,7 @@ class BankRecipe:
     """Recipe of a frozen bank: with (layer, role, head) it determines every row.
 
     Attributes:
-        seed: not negative.
+        seed: seed of the random streams, 0 or more.
         hidden_size: width of the residual stream.
         head_dim: width of a head.
         num_attention_heads: query heads of a layer.
@@ -89,9 +89,9 @@ class BankRecipe:
                 f"num_attention_heads={self.num_attention_heads} is not divisible by "
                 f"num_query_groups={self.num_query_groups}"
             )
-        for name, known in (("init", INITS), ("scope", SCOPES), ("construction", CONSTRUCTIONS)):
-            if getattr(self, name) not in known:
-                raise MethodError(f"{name} is '{getattr(self, name)}'; known: {', '.join(known)}")
+        for name, choices in (("init", INITS), ("scope", SCOPES), ("construction", CONSTRUCTIONS)):
+            if getattr(self, name) not in choices:
+                raise MethodError(f"{name} is '{getattr(self, name)}'; known: {', '.join(choices)}")
         if self.gaussian_std is not None and (
             self.init != "gaussian" or not 0 < self.gaussian_std < math.inf
         ):
@@ -130,6 +130,7 @@ class BankRecipe:
     def as_dict(self) -> dict[str, int | float | str | None]:
         """Return the fields as plain values; `BankRecipe(**values)` makes an equal recipe."""
         values = asdict(self)
+        # A file is identified by its digest; where it lies may differ between machines.
         del values["given_path"]
         if self.given_sha256 is None:
             del values["given_sha256"]
@@ -149,9 +150,7 @@ def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArr
     """Draw W of one head.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
-        role: query or key.
         head: number of the head within its role, from 0.
 
     Returns:
@@ -167,9 +166,7 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
     made only once.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
-        role: query or key.
         heads: numbers of the heads, from 0.
 
     Returns:
@@ -191,13 +188,14 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
         if recipe.init == "orthogonal" and recipe.scope == "layer":
             num_heads = recipe.num_heads(role)
             stream = _stream(recipe.seed, "layer", layer, role)
-            whole = construct(stream, hidden_size, num_heads * head_dim)
-            rows[:] = whole.reshape(num_heads, head_dim, hidden_size)[list(heads)]
+            layer_rows = construct(stream, hidden_size, num_heads * head_dim)
+            rows[:] = layer_rows.reshape(num_heads, head_dim, hidden_size)[list(heads)]
         else:
-            for place, head in zip(rows, heads, strict=True):
-                place[:] = construct(
+            for rows_of_head, head in zip(rows, heads, strict=True):
+                rows_of_head[:] = construct(
                     _stream(recipe.seed, "head", layer, role, head=head), hidden_size, head_dim
                 )
+    # Scaled after the draw: all inits share the stream of rounded normal deviates.
     if recipe.init == "gaussian":
         rows *= 1 / math.sqrt(hidden_size) if recipe.gaussian_std is None else recipe.gaussian_std
     return rows.reshape(-1, hidden_size)
@@ -206,10 +204,9 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
 def factors_of_heads(
     recipe: BankRecipe, layer: int, heads: Sequence[tuple[Role, Sequence[int]]]
 ) -> LayerFactors:
-    """Make the factors of several heads' W, where the recipe is `structured`.
+    """Draw the factors of several heads' W from a `structured` recipe.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
         heads: (role, numbers of heads), in the order of the rows.
 
@@ -217,9 +214,9 @@ def factors_of_heads(
         MethodError: there is no such layer, role or head.
     """
     assert recipe.structured
-    for role, some in heads:
-        check_place(recipe, layer, role, some)
-    numbers = [(ROLES.index(role), some) for role, some in heads]
+    for role, role_heads in heads:
+        check_place(recipe, layer, role, role_heads)
+    numbers = [(ROLES.index(role), role_heads) for role, role_heads in heads]
     return layer_factors(
         recipe.seed, layer, hidden_size=recipe.hidden_size, head_dim=recipe.head_dim, heads=numbers
     )
@@ -229,9 +226,7 @@ def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int])
     """Refuse a layer, role or head that does not exist.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
-        role: query or key.
         heads: numbers of the heads, from 0.
 
     Raises:
@@ -252,14 +247,11 @@ def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int])
 def _stream(
     seed: int, scope: str, layer: int, role: Role, head: int | None = None
 ) -> np.random.Generator:
-    """Return the random stream of a head, or of a layer's role.
-
-    Philox keyed by a hash of its place.
-    """
-    place: tuple[int, ...] = (STREAM_DOMAINS[scope], layer, ROLES.index(role))
+    """Return the random stream of a head or of a layer's role: Philox keyed by its position."""
+    spawn_key: tuple[int, ...] = (STREAM_DOMAINS[scope], layer, ROLES.index(role))
     if head is not None:
-        place = (*place, head)
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=place)))
+        spawn_key = (*spawn_key, head)
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=spawn_key)))
 
 
 def _normal(stream: np.random.Generator, hidden_size: int, columns: int) -> FloatArray:

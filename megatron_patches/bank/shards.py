@@ -1,9 +1,7 @@
 """Shards of the frozen bank for tensor-parallel ranks, and their digests.
 
-A rank has the rows of its heads, see `head_split`.
-
-A rank makes its own heads only, which costs 1/N of the whole bank, and the bits of a head do not
-depend on N.
+A rank draws only the heads it owns (see `head_split`), which costs 1/N of the whole bank. The bits
+of a head do not depend on N.
 """
 
 from __future__ import annotations
@@ -33,9 +31,7 @@ def bank_rows(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) 
     """Return W of heads of one role, drawn or from a file.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
-        role: query or key.
         heads: numbers of the heads, from 0.
 
     Returns:
@@ -47,8 +43,10 @@ def bank_rows(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) 
     if recipe.given_path is None:
         return rows_of_heads(recipe, layer, role, heads)
     check_place(recipe, layer, role, heads)
-    given = GivenWeights(Path(recipe.given_path))
-    rows = [given.head(layer, role, head, recipe.head_dim).double().numpy() for head in heads]
+    weights_file = GivenWeights(Path(recipe.given_path))
+    rows = [
+        weights_file.head(layer, role, head, recipe.head_dim).double().numpy() for head in heads
+    ]
     return np.concatenate(rows) if rows else np.empty((0, recipe.hidden_size))
 
 
@@ -66,11 +64,7 @@ def layer_shard(
     The float64 rows are cast once, on the CPU.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
-        role: query or key.
-        rank: tensor-parallel rank.
-        tensor_parallel_size: ranks that share the heads.
         dtype: type that the float64 rows are cast to.
         frozen_groups: global numbers of the key heads whose group is frozen; None: all of them.
 
@@ -100,9 +94,7 @@ def head_rows_in(
     For a structured bank the factors are cast and then multiplied.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
-        role: query or key.
         heads: numbers of the heads, from 0.
         dtype: type that the float64 rows are cast to.
 
@@ -112,6 +104,7 @@ def head_rows_in(
     Raises:
         MethodError: no such layer, role or head; a file that cannot be read, or has another digest.
     """
+    # Cast first, as a model holds the factors: products of cast factors have other last bits.
     if recipe.structured:
         return _factors(recipe, layer, [(role, heads)], dtype).rows()
     return torch.from_numpy(bank_rows(recipe, layer, role, heads)).to(dtype)
@@ -123,7 +116,6 @@ def rank_factors(
     """Return the CPU factors of some heads' rows, queries above keys, of a `structured` recipe.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
         heads: {role: numbers of its heads}.
         dtype: type that the float64 rows are cast to.
@@ -137,7 +129,6 @@ def query_key_rows(
     """Return the CPU rows of some heads, queries above keys, or their factors if `structured`.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
         heads: {role: numbers of its heads}.
         dtype: type that the float64 rows are cast to.
@@ -155,9 +146,10 @@ def _factors(
     heads: Sequence[tuple[Role, Sequence[int]]],
     dtype: torch.dtype,
 ) -> Factors:
-    made = factors_of_heads(recipe, layer, heads)
+    exact_factors = factors_of_heads(recipe, layer, heads)
     right, left = (
-        torch.from_numpy(factor).to(dtype).contiguous() for factor in (made.right, made.left)
+        torch.from_numpy(factor).to(dtype).contiguous()
+        for factor in (exact_factors.right, exact_factors.left)
     )
     return Factors(right, left)
 
@@ -172,19 +164,12 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def head_digests(shard: torch.Tensor, head_dim: int) -> list[str]:
-    """Return the `digest` of each head of a shard `[heads * head_dim, hidden_size]`, in order.
-
-    Args:
-        shard: `[heads * head_dim, hidden]`.
-        head_dim: width of a head.
-    """
+    """Return the `digest` of each head of a shard `[heads * head_dim, hidden_size]`, in order."""
     return [digest(head) for head in shard.split(head_dim)]
 
 
 def role_digest(digests: Iterable[str]) -> str:
-    """Return the SHA-256 of a (layer, role).
-
-    Of the joined `head_digests` of its heads in global order.
+    """Return the SHA-256 of a layer's role: of its heads' digests, joined in global order.
 
     The result does not depend on how the heads were spread over ranks.
     """
@@ -192,11 +177,9 @@ def role_digest(digests: Iterable[str]) -> str:
 
 
 def orthonormality_errors(shard: torch.Tensor, head_dim: int) -> list[float]:
-    """Return the largest |W Wᵀ − I| of each head of a shard, the same on any machine.
+    """Return each head's largest |W Wᵀ − I| of a shard `[heads * head_dim, hidden_size]`.
 
-    Args:
-        shard: `[heads * head_dim, hidden]`.
-        head_dim: width of a head.
+    The numbers are the same on every machine.
     """
     return [
         orthonormality_error(head.double().cpu().numpy()) for head in shard.detach().split(head_dim)

@@ -42,8 +42,6 @@ def hadamard_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) 
 
     Args:
         stream: random numbers of the head or layer.
-        hidden_size: width of the residual stream.
-        num_rows: rows to draw.
     """
     signs, chosen = _draw(stream, hidden_size, num_rows)
     rows = np.ones((num_rows, 1))
@@ -63,10 +61,9 @@ def dct_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) -> Fl
 
     Args:
         stream: random numbers of the head or layer.
-        hidden_size: width of the residual stream.
-        num_rows: rows to draw.
     """
     signs, chosen = _draw(stream, hidden_size, num_rows)
+    # The argument is reduced in integers, modulo the period, before any rounding.
     odd = 2 * np.arange(hidden_size, dtype=np.int64) + 1
     rows = _cosines(hidden_size)[(chosen[:, None] * odd) % (4 * hidden_size)]
     scale = np.where(chosen == 0, math.sqrt(1 / hidden_size), math.sqrt(2 / hidden_size))
@@ -101,6 +98,7 @@ def _cosines(hidden_size: int) -> FloatArray:
 
 def _taylor(x: FloatArray, first: int) -> FloatArray:
     """Evaluate cos x (first = 0) or sin x (first = 1) for x in [0, pi/4], by Horner's rule."""
+    # From the highest power down, each step rounded once: a fixed order, hence fixed bits.
     square = x * x
     total = np.zeros_like(x)
     for power in reversed(range(first, TAYLOR_ORDER + 1, 2)):

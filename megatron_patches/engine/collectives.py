@@ -1,6 +1,6 @@
 """Collectives of parallel products, in an eager form and in one that a compiler can trace.
 
-Each is started and later finished, so that the work in between overlaps it:
+A collective is started and later finished, so that it overlaps the work in between:
 
     total, work = start_all_reduce(partial, group)
     ...
@@ -26,8 +26,8 @@ def start_all_gather(local: torch.Tensor, group: dist.ProcessGroup) -> tuple[tor
 
     Args:
         local: this rank's slice, `[seq/tp, batch, hidden]`.
-        group: the ranks.
     """
+    # A graph can hold no handle of running work, so None stands for it.
     if torch.compiler.is_compiling():
         return _functional.all_gather_into_tensor(local, group.size(), group.group_name), None
     gathered = local.new_empty((local.size(0) * group.size(), *local.shape[1:]))
@@ -41,7 +41,6 @@ def start_all_reduce(partial: torch.Tensor, group: dist.ProcessGroup) -> tuple[t
 
     Args:
         partial: this rank's term, overwritten in eager mode.
-        group: the ranks.
     """
     if torch.compiler.is_compiling():
         return _functional.all_reduce(partial, "sum", group.group_name), None
@@ -55,7 +54,6 @@ def start_reduce_scatter(
 
     Args:
         partial: this rank's term, `[seq, batch, hidden]`.
-        group: the ranks.
     """
     if torch.compiler.is_compiling():
         return _functional.reduce_scatter_tensor(
@@ -69,8 +67,8 @@ def finish(result: torch.Tensor, work: Work) -> torch.Tensor:
     """Wait for the collective and return its `result`.
 
     Args:
-        result: of the start.
-        work: of the start; None for a collective that has ended.
+        result: tensor that was started with it.
+        work: collective that was started; None once it has ended.
     """
     if torch.compiler.is_compiling():
         waited: torch.Tensor = _functional.wait_tensor(result)
@@ -87,21 +85,19 @@ def start_input_grad(
 
     Args:
         grad: this rank's term, `[seq, batch, hidden]`.
-        group: the ranks.
         sequence_parallel: activations outside the products are slices of the sequence.
     """
-    if group.size() == 1:
+    if group.size() == 1:  # nothing to sum, and no other slice of the sequence
         return grad, None
     return start_reduce_scatter(grad, group) if sequence_parallel else start_all_reduce(grad, group)
 
 
 def finish_input_grad(grad: torch.Tensor, work: Work, group: dist.ProcessGroup) -> torch.Tensor:
-    """Wait for the sum over the ranks; under sequence parallelism for this rank's slice of it.
+    """Wait for the sum over the ranks, or under sequence parallelism for this rank's slice of it.
 
     Args:
-        grad: of the start.
-        work: of the start; None for a collective that has ended.
-        group: the ranks.
+        grad: tensor that `start_input_grad` returned.
+        work: collective that was started; None once it has ended.
     """
     return grad if group.size() == 1 else finish(grad, work)
 

@@ -46,7 +46,7 @@ def check_megatron_core_version(installed: str | None = None) -> None:
     """Refuse a megatron-core older or newer than those whose internals were tested.
 
     Args:
-        installed: the version; None: the installed one.
+        installed: version to judge; None: that of the installed package.
 
     Raises:
         MethodError: it was not tested.
@@ -61,7 +61,7 @@ def check_megatron_core_version(installed: str | None = None) -> None:
 
 
 def untested_torch(installed: str = torch.__version__) -> str | None:
-    """Return a sentence for the user if the torch installed is newer than any that was tested.
+    """Return a sentence for the user if the installed torch is newer than any tested one.
 
     Raises:
         MethodError: torch is older than any that was tested.
@@ -85,10 +85,11 @@ def _minor_version(text: str) -> tuple[int, ...]:
 
 
 def prepare_imports() -> None:
-    """Import megatron-core without warnings on which no user can act, and needless imports.
+    """Import megatron-core without needless imports, and without warnings no user can act on.
 
     Call this before anything else imports megatron-core or DeepSpeed.
     """
+    # Before the first import of either package, whose modules decorate functions as they load.
     torch.compile = _compile_when_called
     if any(option.startswith("error") for option in sys.warnoptions):
         warnings.simplefilter("default")  # else PYTHONWARNINGS=error ends a training for a package
@@ -107,9 +108,9 @@ def prepare_imports() -> None:
 
 
 def quiet_extension_lookup() -> None:
-    """Let torch say nothing when an import of DeepSpeed makes it look for compilers for GPUs.
+    """Silence torch's message about a missing GPU runtime when DeepSpeed is imported.
 
-    A build for GPUs says on a machine without one that it finds no runtime, at every start.
+    A build of torch for GPUs logs it at every start on a machine without one.
     """
     logging.getLogger("torch.utils.cpp_extension").addFilter(_is_no_missing_runtime)
 
@@ -120,12 +121,12 @@ def _is_no_missing_runtime(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def without_unused_packages() -> Iterator[None]:
-    """Let imports inside see no boto3, and on a machine without a GPU no Triton.
+    """Hide boto3 from imports inside the context, and Triton on a machine without a GPU.
 
-    They try these, for buckets and for kernels, and do without. They take a third of a second of a
-    start. Whoever imports one later, this program's own kernel too, gets it. megatron-core 0.19
-    does not do without Triton, which the CPU build of torch lacks, for a kernel of experts: a
-    module whose names are None stands in for it, since no model here has experts.
+    megatron-core and DeepSpeed try to import both and work without them; together they take a third
+    of a second of every start. Later imports get the real packages. megatron-core 0.19 does require
+    Triton, which the CPU build of torch lacks, for a kernel of experts. No model here has experts:
+    a module whose names are all None stands in for that kernel.
     """
     stand_in = ModuleType(_KERNEL_OF_EXPERTS)
     vars(stand_in)["__getattr__"] = {}.get
@@ -142,10 +143,11 @@ def without_unused_packages() -> Iterator[None]:
 
 
 def _compile_when_called(model: Any = None, **settings: Any) -> Any:
-    """Stand in for torch.compile as decorator of functions of megatron-core and DeepSpeed.
+    """Delay torch.compile of the functions that megatron-core and DeepSpeed decorate with it.
 
-    They decorate some forty functions, of which this program calls none, and the first decoration
-    imports torch's whole compiler: a second. A function of anybody else is compiled as always.
+    The two packages decorate some forty functions, none of which this program calls, and the first
+    decoration imports torch's whole compiler, which takes a second. Functions of other packages are
+    compiled as always.
     """
     if model is None:
         return partial(_compile_when_called, **settings)
@@ -160,20 +162,21 @@ def _compile_when_called(model: Any = None, **settings: Any) -> Any:
 
 @contextlib.contextmanager
 def one_group_per_ranks() -> Iterator[None]:
-    """Let megatron-core's `initialize_model_parallel` make one process group for each set of ranks.
+    """Make megatron-core's `initialize_model_parallel` create one process group per set of ranks.
 
-    It makes one for each kind of parallelism, 43 on one rank, most of them of the same ranks, and
-    each has threads and sockets, or an NCCL communicator. Of these kinds this program uses two,
-    tensor and data parallelism, and theirs are the same ranks only where it is one rank, which
-    nobody has to wait for.
+    megatron-core creates a group for each kind of parallelism, 43 on one rank, most of them of the
+    same ranks; each costs threads and sockets, or an NCCL communicator. This program uses two
+    kinds, tensor and data parallelism. Their groups coincide only where both are a single rank,
+    which waits for no other.
     """
-    new_group, made = dist.new_group, {}
+    new_group, groups = dist.new_group, {}
 
+    # Groups differ in their options too, so these belong to the key.
     def new_or_same(ranks: Any, **settings: Any) -> Any:
         key = (tuple(ranks), *(settings.get(name) for name in ("backend", "timeout", "pg_options")))
-        if key not in made:
-            made[key] = new_group(ranks, **settings)
-        return made[key]
+        if key not in groups:
+            groups[key] = new_group(ranks, **settings)
+        return groups[key]
 
     dist.new_group = new_or_same  # type: ignore[assignment]
     try:
@@ -196,6 +199,7 @@ def prepare_megatron_core(device: torch.device) -> None:
         megatron_random.initialize_rng_tracker(force_reset=True)
         return
 
+    # megatron-core asks this for the device of every weight, on a CPU too.
     def current_device() -> torch.device:
         return device
 
@@ -209,22 +213,13 @@ def mark_tensor_parallel(weight: torch.Tensor, dim: int) -> None:
 
     The attributes are megatron-core's. Its own function for them refuses a weight that is marked
     already, and from 0.18 on its layers mark their weights themselves.
-
-    Args:
-        weight: the parameter.
-        dim: dimension that is cut.
     """
     weight.tensor_model_parallel = True  # type: ignore[attr-defined]
     weight.partition_dim, weight.partition_stride = dim, 1  # type: ignore[attr-defined]
 
 
 def mlp_spec(linear_fc1: type, linear_fc2: type) -> Any:
-    """Return the spec of megatron-core's MLP of two linear layers for its TransformerLayer.
-
-    Args:
-        linear_fc1: class of the first linear layer.
-        linear_fc2: class of the second.
-    """
+    """Return the spec of megatron-core's MLP of two linear layers for its TransformerLayer."""
     from megatron.core.transformer.mlp import MLP, MLPSubmodules
     from megatron.core.transformer.spec_utils import ModuleSpec
 
@@ -235,10 +230,10 @@ def mlp_spec(linear_fc1: type, linear_fc2: type) -> Any:
 
 
 def allow_graphs(count: int) -> None:
-    """Allow torch.compile that many graphs of one function.
+    """Let torch.compile make `count` graphs of one function.
 
-    All layers run the same function: each kind of layer, in training and in evaluation, is a graph
-    of it.
+    All layers run the same function, which has a graph for each kind of layer, in training and in
+    evaluation.
     """
     import torch._dynamo  # takes a second
 
@@ -246,18 +241,20 @@ def allow_graphs(count: int) -> None:
 
 
 def mend_inductor() -> None:
-    """Keep the inductor of torch 2.13 from a wrong result and from a refusal.
+    """Work around a wrong result and a failure of the inductor of torch 2.13.
 
-    The key of its cache on disk leaves the CPU's vector width out: on nodes that share a cache, or
+    The key of its disk cache leaves out the CPU's vector width: on nodes that share a cache, or
     with ATEN_CPU_CAPABILITY set, a graph compiled for vectors of 16 numbers is reused where vectors
-    have 8, and gives NaN. So the width is added. On GPUs it asks whether sums over rows and over
-    columns can be joined, and ends in an AssertionError where a kernel has sums of unlike lengths:
-    of a convolution's taps, and of query_key_bias with shared rows. So it does not ask; that costs
-    5 % of a layer's elementwise traffic with dropout, and nothing without.
+    have 8, and gives NaN. The width is therefore added to the key. On GPUs inductor tries to join
+    sums over rows with sums over columns, and ends in an AssertionError if a kernel has sums of
+    unlike lengths: those of a convolution's taps, and of query_key_bias with shared rows. Joining
+    is therefore switched off, which costs 5 % of a layer's elementwise traffic with dropout, and
+    nothing without.
     """
     import torch.compiler.config
     from torch._inductor import config
 
+    # Appended, since the user may have set a tag.
     kernels = torch.backends.cpu.get_cpu_capability()
     tags = torch.compiler.config.cache_key_tag.split()
     if kernels not in tags:
@@ -301,8 +298,8 @@ def seed_dropout(shared_seed: int, tensor_parallel_seed: int) -> None:
     state.
 
     Args:
-        shared_seed: of the stream that the tensor-parallel ranks share.
-        tensor_parallel_seed: of this rank's own.
+        shared_seed: seed of the stream that the tensor-parallel ranks share.
+        tensor_parallel_seed: seed of this rank's stream.
     """
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 

@@ -1,8 +1,8 @@
 """Attention within the documents that share a sample, without a mask of seq × seq.
 
-Flash attention takes documents of any lengths one behind the other, with the places where they
-begin. On a GPU that is one kernel, in bf16. On the CPU a loop over the documents gives the same
-numbers, which shows that the documents are cut at the right places.
+Flash attention takes documents of any lengths one behind the other, with the positions at which
+they begin. On a GPU that is one kernel, in bf16. On the CPU a loop over the documents gives the
+same numbers, which shows that documents are cut at the right positions.
 
 Version-sensitive: calls torch's `_flash_attention_forward`, which torch 2.9 to 2.15 have and do not
 document.
@@ -27,7 +27,7 @@ class Documents:
     """Documents of a batch: a token attends to tokens of its own document only.
 
     Attributes:
-        starts: `[batch, seq]` int64, the place in its sample where a token's document begins.
+        starts: `[batch, seq]` int64, position in its sample at which a token's document begins.
         boundaries: int32, the place of each document's beginning among all `batch * seq` tokens,
             sample by sample, padded at the end with the number of tokens, at least once; None
             before `with_boundaries`.
@@ -113,6 +113,7 @@ def _one_by_one(
     dropout: float,
     scale: float,
 ) -> torch.Tensor:
+    # The padding of `boundaries` adds documents of length 0, which are left out below.
     lengths = boundaries.diff().tolist()
     parts = (tensor.transpose(0, 1).split(lengths, dim=1) for tensor in (query, key, value))
     contexts = [

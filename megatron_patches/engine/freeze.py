@@ -39,8 +39,7 @@ def parameter_groups(
     inventory, see `megatron_patches.model.initialize` and `pretrain.training.optimizers`.
 
     Args:
-        model: with parameters that require gradients.
-        weight_decay: of the parameters that have any.
+        weight_decay: weight decay of the parameters that have any.
         rate_factors: {name pattern: factor of the learning rate} for parameters whose name matches.
         decay_factors: {name pattern: factor of the weight decay}, likewise.
 
@@ -64,7 +63,7 @@ def parameter_groups(
             "rate_factor": key[3],
             "rule": key[1],
         }
-        for key in sorted(members)
+        for key in sorted(members)  # the same order on every rank and after every resume
     ]
 
 
@@ -75,10 +74,6 @@ def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup
     of the sequence, or only its heads. DeepSpeed reduces over data-parallel ranks only. Call before
     `deepspeed.initialize`: tensor hooks run in the order in which they were added.
 
-    Args:
-        model: with marked parameters.
-        tp_group: the tensor-parallel ranks.
-
     Returns:
         The number of marked parameters.
     """
@@ -88,6 +83,7 @@ def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup
         dist.all_reduce(gradient, group=tp_group)
         return gradient
 
+    # DeepSpeed's own hooks come later, so that they see the sum over tensor-parallel ranks.
     marked = [p for p in model.parameters() if getattr(p, "partial_gradient", False)]
     if tp_group.size() > 1:
         for parameter in marked:
@@ -97,10 +93,7 @@ def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup
 
 @runtime_checkable
 class HoldsFrozenWeights(Protocol):
-    """Module with weights that do not train.
-
-    They are regenerated and never saved, or kept as they were trained.
-    """
+    """Module with weights that do not train: regenerated and never saved, or kept as trained."""
 
     layer: int
 
@@ -109,11 +102,11 @@ class HoldsFrozenWeights(Protocol):
         ...
 
     def trained_shards(self) -> Iterator[tuple[str, Sequence[int], torch.Tensor]]:
-        """Yield the same of rows that train, or are frozen as they were trained."""
+        """Yield the same for rows that train or are frozen as they were trained."""
         ...
 
     def frozen_tensors(self) -> Sequence[torch.Tensor]:
-        """Return the tensors in memory: all weights that do not train, or the factors of them."""
+        """Return the tensors in memory of all weights that do not train, or of their factors."""
         ...
 
     def kept_tensors(self) -> Mapping[str, torch.Tensor]:
@@ -129,7 +122,7 @@ def frozen_layers(model: torch.nn.Module) -> Iterator[tuple[str, HoldsFrozenWeig
 
 
 def lasting_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, weight) of all that no seed makes again: parameters, and kept rows."""
+    """Yield (name, weight) of all that no seed can regenerate: parameters and kept rows."""
     yield from model.named_parameters()
     yield from kept_weights(model)
 
@@ -137,8 +130,8 @@ def lasting_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]
 def kept_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, buffer) of the rows that are frozen as they were trained."""
     for name, layer in frozen_layers(model):
-        for own, tensor in layer.kept_tensors().items():
-            yield f"{name}.{own}", tensor
+        for buffer_name, tensor in layer.kept_tensors().items():
+            yield f"{name}.{buffer_name}", tensor
 
 
 def frozen_weights(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -148,9 +141,6 @@ def frozen_weights(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def audit_rank(engine: Any) -> dict[str, Any]:
     """Count what this rank's live DeepSpeed engine holds, after `deepspeed.initialize`.
-
-    Args:
-        engine: deepspeed.DeepSpeedEngine after its initialisation.
 
     Returns:
         `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements, bytes}
@@ -162,12 +152,12 @@ def audit_rank(engine: Any) -> dict[str, Any]:
     """
     trainable = [p for p in engine.module.parameters() if p.requires_grad]
     # Stage 3 leaves each rank a slice of every parameter.
-    held = [getattr(p, "ds_tensor", p) for p in trainable]
+    local_tensors = [getattr(p, "ds_tensor", p) for p in trainable]
     banks = frozen_weights(engine.module)
     partitions = _zero_partitions(engine)
     violations = _frozen_in_zero(engine)
     return {
-        "trainable": _size(held),
+        "trainable": _size(local_tensors),
         "frozen": _size(banks),
         "gradients": _gradients(engine, trainable, partitions),
         "zero_partitions": [_size([partition]) for partition in partitions],
@@ -181,17 +171,13 @@ def audit_rank(engine: Any) -> dict[str, Any]:
 def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
     """Gather `audit_rank` from all ranks (collective) and prove that ZeRO holds no frozen weight.
 
-    Args:
-        engine: deepspeed.DeepSpeedEngine after its initialisation.
-        tp_group: the tensor-parallel ranks.
-
     Raises:
         MethodError: on every rank: names a parameter, if any rank's optimizer holds a frozen
             weight.
     """
-    own = audit_rank(engine)
+    rank_audit = audit_rank(engine)
     ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, own)
+    dist.all_gather_object(ranks, rank_audit)
     violations = sorted({name for rank in ranks for name in rank["violations"]})
     if violations:
         raise MethodError(
@@ -221,12 +207,7 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def model_parameter_counts(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> dict[str, int]:
-    """Count the parameters of the whole model, each once, over ranks with unequal shares.
-
-    Args:
-        model: the model.
-        tp_group: the tensor-parallel ranks.
-    """
+    """Count the parameters of the whole model, each once, over ranks with unequal shares."""
     sharded = replicated = 0
     for parameter in model.parameters():
         if parameter.requires_grad and getattr(parameter, "tensor_model_parallel", False):
@@ -247,17 +228,18 @@ def _frozen_in_zero(engine: Any) -> dict[str, int]:
     banks = {weight.data_ptr() for weight in frozen_weights(engine.module)}
     banks.discard(0)  # the address of every parameter that stage 3 has emptied
     owned = {id(p) for p in _low_precision_parameters(engine)}
-    found = {}
+    violations = {}
     for name, parameter in engine.module.named_parameters():
         in_zero = id(parameter) in owned or hasattr(parameter, "ds_tensor")
         is_bank = any(buffer in name for buffer in FROZEN_BUFFERS) or parameter.data_ptr() in banks
         is_frozen = is_bank or not parameter.requires_grad
         if in_zero and is_frozen:
-            found[name] = _numel(parameter)
+            violations[name] = _numel(parameter)
+    # Stage 3 marks what it has cut with `ds_tensor`; no buffer may carry that mark.
     for name, buffer in engine.module.named_buffers():
         if hasattr(buffer, "ds_tensor"):
-            found[name] = buffer.numel()
-    return found
+            violations[name] = buffer.numel()
+    return violations
 
 
 def _low_precision_parameters(engine: Any) -> list[torch.nn.Parameter]:
@@ -302,6 +284,7 @@ def _gradients(
 
 def _optimizer_state(engine: Any, partitions: list[torch.Tensor]) -> dict[str, Any]:
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    # Step counters and other scalars are no state of elements.
     states = [
         value
         for state in inner.state.values()

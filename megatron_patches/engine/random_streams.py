@@ -42,11 +42,7 @@ def normal_rows(
     A row depends on (seed, name, row number, columns) only, never on which other rows are drawn.
 
     Args:
-        seed: of the random streams.
-        name: name of the weight.
-        rows: numbers of the rows.
-        columns: of the full matrix.
-        std: standard deviation.
+        columns: columns of the full matrix.
 
     Returns:
         N(0, std²) entries, float32 `[len(rows), columns]`.
@@ -57,6 +53,7 @@ def normal_rows(
     numbers = list(rows)
     out = np.empty((len(numbers), columns), dtype=np.float32)
     for position, row in enumerate(numbers):
+        # The counter's low words advance while a row is drawn; the row number never overlaps them.
         stream = np.random.Philox(key=key, counter=[0, 0, row, 0])
         np.random.Generator(stream).standard_normal(dtype=np.float32, out=out[position])
     return torch.from_numpy(out).mul_(std)
@@ -71,8 +68,8 @@ def set_random_states(states: States, device: torch.device) -> None:
     """Set the states of all streams.
 
     Args:
-        states: of `random_states`.
-        device: whose default generator is meant.
+        states: result of `random_states`.
+        device: device of the default generator.
     """
     default, streams = states
     _set_default_state(default, device)
@@ -84,19 +81,19 @@ def random_numbers_from(states: States, device: torch.device) -> Iterator[None]:
     """Start all streams at `states` inside the context, and restore them after it.
 
     Args:
-        states: of `random_states`.
-        device: whose default generator is meant.
+        states: result of `random_states`.
+        device: device of the default generator.
     """
-    before = random_states(device)
+    outer_states = random_states(device)
     set_random_states(states, device)
     try:
         yield
     finally:
-        set_random_states(before, device)
+        set_random_states(outer_states, device)
 
 
 def own_stream(config: TransformerConfig) -> AbstractContextManager[None]:
-    """Enter the rank's own stream for dropout of sharded activations, where not the default."""
+    """Return a context in which sharded activations are dropped by the rank's own stream."""
     if not has_own_stream(config) or torch.compiler.is_compiling():
         return nullcontext()
     fork: AbstractContextManager[None] = get_cuda_rng_tracker().fork()
@@ -104,15 +101,15 @@ def own_stream(config: TransformerConfig) -> AbstractContextManager[None]:
 
 
 def has_own_stream(config: TransformerConfig) -> bool:
-    """True if dropout of sharded activations needs another stream than the code around it."""
+    """Return whether dropout of sharded activations needs another stream than the code around."""
     return config.tensor_model_parallel_size > 1 and not config.sequence_parallel
 
 
 @contextmanager
 def own_stream_by_default(device: torch.device) -> Iterator[None]:
-    """Exchange the streams.
+    """Exchange the streams: the default generator draws the rank's, the shared one is set aside.
 
-    The default generator draws the rank's own, `replicated_mask` the shared one.
+    `replicated_mask` draws from the shared stream.
     """
     tracker = get_cuda_rng_tracker()
     default, streams = random_states(device)
@@ -121,6 +118,7 @@ def own_stream_by_default(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
+        # Both streams have advanced meanwhile: they go on from there, not from the start.
         streams = tracker.get_states()
         default = streams.pop(REPLICATED)
         tracker.set_states(streams | {OWN: _default_state(device)})
@@ -132,8 +130,7 @@ def replicated_mask(like: torch.Tensor, keep: float) -> torch.Tensor:
     """Draw booleans that are true with probability `keep`, within `own_stream_by_default`.
 
     Args:
-        like: tensor of the shape wanted.
-        keep: probability of True.
+        like: tensor whose shape the mask has.
     """
     with get_cuda_rng_tracker().fork(REPLICATED):
         return torch.empty_like(like).bernoulli_(keep).bool()

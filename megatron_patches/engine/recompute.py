@@ -24,12 +24,13 @@ def recomputed(
     """Return `function(hidden_states, attention_mask)`, keeping only the arguments for backward.
 
     Args:
-        function: of hidden states and mask.
+        function: map of hidden states and mask to hidden states.
         hidden_states: `[seq(/tp), batch, hidden]`.
         attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another, the
             future included, or documents that stand alone; None: causal.
     """
     device = hidden_states.device
+    # The states before the forward pass: backward must draw the same dropout masks again.
     states = random_states(device)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -53,9 +54,9 @@ def recomputed_in_backward(
     """Recompute tensors in backward instead of saving them in operations inside the context.
 
     Args:
-        tensors: tensors that are not to be kept.
-        recompute: returns all of them with the same bits; called once a backward pass, without
-            gradients.
+        tensors: tensors to recompute.
+        recompute: function that returns all of them with the same bits; called once per backward
+            pass, without gradients.
     """
     # Hooks replace those of the code around them, which still apply to all other tensors.
     outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -63,8 +64,9 @@ def recomputed_in_backward(
     group = _RecomputedGroup(recompute)
 
     def pack(tensor: torch.Tensor) -> Any:
-        for number, own in enumerate(tensors):
-            if _same_memory(tensor, own):
+        for number, recomputed_tensor in enumerate(tensors):
+            # Autograd may pass another tensor object of the same memory.
+            if _same_memory(tensor, recomputed_tensor):
                 return _Placeholder(group, number)
         return pack_other(tensor)
 
@@ -80,12 +82,13 @@ def recomputed_in_backward(
 
 @dataclass
 class _RecomputedGroup:
-    """Tensors that are recomputed together; each is kept until backward takes it."""
+    """Tensors that are recomputed together, each held until backward takes it."""
 
     recompute: Callable[[], Sequence[torch.Tensor]]
     results: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def pop(self, number: int) -> torch.Tensor:
+        # A second backward pass over a graph finds the results gone, and computes them again.
         if number not in self.results:
             with torch.no_grad():
                 self.results = dict(enumerate(self.recompute()))
@@ -104,8 +107,8 @@ def _same(tensor: Any) -> Any:
     return tensor
 
 
-def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (one.data_ptr(), one.shape, one.stride()) == (
+def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return (tensor.data_ptr(), tensor.shape, tensor.stride()) == (
         other.data_ptr(),
         other.shape,
         other.stride(),

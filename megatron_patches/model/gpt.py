@@ -55,23 +55,21 @@ APPLIED = frozenset(
 
 
 def refuse_unapplied(config: TransformerConfig) -> None:
-    """Refuse a configuration that asks for what the layers here would not do, and not say.
-
-    Args:
-        config: of the model to be built.
+    """Refuse a configuration with an option that the layers here would silently ignore.
 
     Raises:
-        MethodError: an option that is not in APPLIED has another value than it has of itself.
+        MethodError: an option outside APPLIED does not have its default.
     """
-    known = {field.name for field in fields(config)} & APPLIED
-    plain = type(config)(**{name: getattr(config, name) for name in known})
+    applied = {field.name for field in fields(config)} & APPLIED
+    # Defaults may depend on other options, so they are those of a config with the same ones.
+    defaults = type(config)(**{name: getattr(config, name) for name in applied})
     for field in fields(config):
         value = getattr(config, field.name)
-        of_itself = getattr(plain, field.name)
-        if field.name not in known and value != of_itself:
+        default_value = getattr(defaults, field.name)
+        if field.name not in applied and value != default_value:
             raise MethodError(
                 f"megatron-core's option {field.name}={value!r} is not applied by the layers of "
-                f"this program, which have {of_itself!r}; leave it out"
+                f"this program, which have {default_value!r}; leave it out"
             )
 
 
@@ -79,10 +77,9 @@ class GPT(GPTModel):
     """GPTModel with our `OutputLayer`; names and shapes of parameters are GPTModel's.
 
     Args:
-        pieces: of the tokenizer: what an embedding of `vocab_size` rows has beyond them is never
-            predicted.
-        cross_entropy: the form of the cross-entropy: see `output`.
-        logit_terms: soft cap and z-loss.
+        pieces: pieces of the tokenizer; an embedding of `vocab_size` rows may have more, which are
+            never predicted.
+        cross_entropy: form of the cross-entropy, see `output`.
         flash_documents: attend documents that stand alone one by one; False: with a mask.
         inventory: every parameter and buffer of the model.
 
@@ -128,6 +125,7 @@ class GPT(GPTModel):
             in_place=cross_entropy == "in_place",
             terms=logit_terms,
         )
+        # Again, as in GPTModel's constructor: the output layer is another one now.
         self.setup_embeddings_and_output_layer()
 
     def forward(

@@ -30,7 +30,7 @@ from megatron_patches.engine.random_streams import normal_rows
 from megatron_patches.recipe.parts import Tensor
 
 DRAWN = ("normal", "bank", "bank_by_fp32")
-"""Starts of matrices; of those from the bank it is values that are drawn here."""
+"""Starts of drawn matrices; of a start from the bank, only the values W_V are drawn here."""
 
 
 def initialize_parameters(
@@ -48,13 +48,12 @@ def initialize_parameters(
     Args:
         model: megatron-core's model, with layers of `install`.
         inventory: the declaration of every parameter of the model.
-        seed: seed of the random streams.
         init_std: standard deviation of the matrices that start `normal`.
         recipe: recipe of the bank from which trainable query and key rows start; None: they start
             like every other matrix.
         given: file whose weights replace the drawn ones; it must have every norm.
-        fan_in: matrices start by their number of columns, and as zeros what is added to the
-            residual stream.
+        fan_in: matrices start with variance 1 / columns; those added to the residual stream, as
+            zeros.
 
     Raises:
         MethodError: the file is damaged, or lacks a norm.
@@ -72,8 +71,6 @@ def mark(weight: torch.nn.Parameter, tensor: Tensor, sequence_parallel: bool) ->
     """Mark a parameter with what its declaration says; `freeze` and DeepSpeed read the marks.
 
     Args:
-        weight: the parameter.
-        tensor: its declaration.
         sequence_parallel: activations outside the products are slices of the sequence.
     """
     marks = {
@@ -103,6 +100,7 @@ class _Initializer:
         self.seed = seed
         self.given = given
         self.std = init_std
+        # Radford et al. 2019: 2 L matrices add to the residual stream, whose variance they share.
         self.residual_std = init_std / math.sqrt(2 * model.config.num_layers)
         self.fan_in = fan_in
         self.recipe = recipe
@@ -110,16 +108,12 @@ class _Initializer:
         tp_group = model.pg_collection.tp
         self.rank = tp_group.rank()
         self.size = tp_group.size()
+        # Two tensors of a layer hold the factors of one draw.
         self._factors_of = cache(self._draw_factors)
 
     @torch.no_grad()
     def fill(self, weight: torch.nn.Parameter, tensor: Tensor) -> None:
-        """Fill a parameter with this rank's part of the tensor.
-
-        Args:
-            weight: the parameter.
-            tensor: its declaration.
-        """
+        """Fill a parameter with this rank's part of the tensor."""
         if tensor.start in ("right_factor", "left_factor"):
             assert tensor.layer is not None and tensor.groups is not None
             factors = self._factors_of(tensor.layer, tensor.parts, tensor.groups)
@@ -127,16 +121,17 @@ class _Initializer:
             weight.copy_(factors.right.transpose(0, 1) if right else factors.left)
             return
         rows = [self._rows(weight, tensor, name, length) for name, length in tensor.parts]
+        # All parts of a tensor have one start, so either none is drawn or all are.
         if any(part is None for part in rows):
             fill_evenly(weight, "zeros" if tensor.start == "residual" else tensor.start)
             return
-        own = [part for part in rows if part is not None]
+        rank_parts = [part for part in rows if part is not None]
         if tensor.repeats is not None:  # a piece of each part at a time
             pieces = tensor.repeats // self.size
-            own = [part.view(pieces, -1, *part.shape[1:]) for part in own]
-            weight.copy_(torch.cat(own, dim=1).flatten(0, 1))
+            rank_parts = [part.view(pieces, -1, *part.shape[1:]) for part in rank_parts]
+            weight.copy_(torch.cat(rank_parts, dim=1).flatten(0, 1))
         else:
-            weight.copy_(torch.cat(own))
+            weight.copy_(torch.cat(rank_parts))
 
     def _rows(
         self, weight: torch.nn.Parameter, tensor: Tensor, name: str, length: int
@@ -160,6 +155,7 @@ class _Initializer:
             if std is None:
                 return None
             rows = normal_rows(self.seed, name, rows=numbers, columns=tensor.shape[1], std=std)
+        # Rows are drawn whole, so that their values do not depend on the number of ranks.
         if tensor.cut == 1:
             columns = rows.size(1) // self.size
             rows = rows[:, self.rank * columns : (self.rank + 1) * columns]
@@ -177,10 +173,14 @@ class _Initializer:
 
     def _heads(self, role: Role, groups: Sequence[bool]) -> list[int]:
         """Return the numbers of the rank's heads of a role, of those groups that a tensor has."""
-        own = len(groups) // self.size
+        groups_per_rank = len(groups) // self.size
         heads = self.queries_per_group if role == "query" else 1
-        mine = [group for group in range(self.rank * own, (self.rank + 1) * own) if groups[group]]
-        return [group * heads + head for group in mine for head in range(heads)]
+        rank_groups = [
+            group
+            for group in range(self.rank * groups_per_rank, (self.rank + 1) * groups_per_rank)
+            if groups[group]
+        ]
+        return [group * heads + head for group in rank_groups for head in range(heads)]
 
     def _draw_factors(
         self, layer: int, parts: Sequence[tuple[str, int]], groups: Sequence[bool]

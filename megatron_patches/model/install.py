@@ -15,6 +15,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
+from megatron_patches.attention.head_rows import Rows
 from megatron_patches.attention.projections import FrozenQueryKeySelfAttention
 from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.attention.scores import CausalDotProductAttention
@@ -44,10 +45,9 @@ def gpt_block_spec(
     """Return the spec of a GPT block with a norm before attention and MLP.
 
     Args:
-        policy: kind of attention.
-        recipe: of the policy's bank or score matrices, if it has any.
+        recipe: recipe of the policy's bank or score matrices, if it has any.
         shape: sizes and parts of the model.
-        phase: of the policy's schedule, from 0.
+        phase: number of the phase in the policy's schedule, from 0.
         rotary: rotation of queries and keys by their positions, if the model has one. It takes the
             place of megatron-core's: the `GPTModel` around the block then has
             position_embedding_type "none".
@@ -72,7 +72,7 @@ def gpt_block_spec(
                     frozen_groups,
                     rotary,
                     qk_norm=shape.qk_norm,
-                    kept=start is not None and start <= phase,
+                    learned=Rows.TRAINED if start is None or phase < start else Rows.KEPT,
                 ),
                 self_attn_bda=get_bias_dropout_add,
                 pre_mlp_layernorm=norm,
@@ -91,7 +91,7 @@ def _self_attention_spec(
     frozen_groups: tuple[int, ...],
     rotary: RotaryAngles | None,
     qk_norm: bool,
-    kept: bool,
+    learned: Rows,
 ) -> ModuleSpec:
     if policy.synthesizer:
         return ModuleSpec(
@@ -103,9 +103,10 @@ def _self_attention_spec(
         )
     params: dict[str, Any] = {"attn_mask_type": AttnMaskType.causal}
     patched = is_patched(policy, frozen_groups)
+    # megatron-core builds the module with these beside its own arguments.
     if patched:
         params |= {"policy": policy, "recipe": recipe}
-        params |= {"frozen_groups": frozen_groups, "kept": kept}
+        params |= {"frozen_groups": frozen_groups, "learned": learned}
     # FrozenQueryKeySelfAttention replaces linear_qkv with its own.
     linear_qkv = penalized(policy.penalty) if policy.penalty else ColumnParallelLinear
     norm: Any = RMSNorm if qk_norm else None

@@ -42,9 +42,7 @@ class Layer(TransformerLayer):
             self.self_attention.recomputes_query_key = what == "query_key"
 
     def compile_parts(self, backend: str) -> None:
-        """Run compiled from now on.
-
-        As one graph, or as one for each part where a part is recomputed.
+        """Run compiled from now on: as one graph, or as one per part if a part is recomputed.
 
         torch raises an error where a graph would break.
         """
@@ -52,9 +50,11 @@ class Layer(TransformerLayer):
             part = torch.compile(
                 getattr(self, name), fullgraph=True, backend=backend, dynamic=False
             )
-            setattr(self, name, self._in_its_streams(part))
+            setattr(self, name, self._with_random_streams(part))
 
-    def _in_its_streams(self, part: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def _with_random_streams(
+        self, part: Callable[..., torch.Tensor]
+    ) -> Callable[..., torch.Tensor]:
         def run(hidden_states: torch.Tensor, *mask: Visible) -> torch.Tensor:
             drops = self.training and max(self.hidden_dropout, self.config.attention_dropout) > 0.0
             if not (drops and has_own_stream(self.config)):
@@ -88,6 +88,7 @@ class Layer(TransformerLayer):
             ), None
         return self._whole(hidden_states, attention_mask), None
 
+    # By the class: `compile_parts` replaces the attributes, and this is one graph of both parts.
     def _whole(self, hidden_states: torch.Tensor, attention_mask: Visible) -> torch.Tensor:
         return Layer._mlp_part(self, Layer._attention_part(self, hidden_states, attention_mask))
 
@@ -105,6 +106,7 @@ class Layer(TransformerLayer):
 
     def _dropped(self, hidden_states: torch.Tensor) -> torch.Tensor:
         drops = self.training and self.hidden_dropout > 0.0
+        # A graph draws from the default generator, which is the rank's own stream meanwhile.
         if drops and torch.compiler.is_compiling() and has_own_stream(self.config):
             keep = 1.0 - self.hidden_dropout
             return hidden_states * replicated_mask(hidden_states, keep) / keep

@@ -38,8 +38,8 @@ class ColumnParallelLinear(layers.ColumnParallelLinear):
 
         Args:
             input_: `[seq(/tp), batch, hidden]`.
-            weight: None: the layer's own.
-            runtime_gather_output: megatron-core's, and not set.
+            weight: `[rows of this rank, hidden]`; None: the layer's own.
+            runtime_gather_output: argument of megatron-core; must not be set.
         """
         if not torch.compiler.is_compiling():
             return super().forward(input_, weight, runtime_gather_output)
@@ -70,10 +70,7 @@ class RowParallelLinear(layers.RowParallelLinear):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over the ranks, replicated.
-
-    Under sequence parallelism only this rank's slice of the sequence.
-    """
+    """Sum over the ranks: whole, or under sequence parallelism this rank's slice of it."""
 
     @staticmethod
     def forward(

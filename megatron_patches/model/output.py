@@ -62,7 +62,7 @@ class LogitTerms:
 
     @property
     def plain(self) -> bool:
-        """Return whether nothing is done."""
+        """Return whether logits are neither capped nor penalised."""
         return self.softcap is None and self.z_loss == 0.0
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ class LogitTerms:
         return torch.tanh(wide / self.softcap) * self.softcap
 
     def slope(self, capped: torch.Tensor) -> torch.Tensor:
-        """Return the derivative of capped logits by those before, of the capped ones."""
+        """Return the derivative of the soft cap, from the capped logits."""
         assert self.softcap is not None
         return 1 - (capped / self.softcap).square()
 
@@ -82,11 +82,10 @@ class OutputLayer(ColumnParallelLinear):
     """Output layer: logits of this rank's part of the vocabulary, or the cross-entropy of labels.
 
     Args:
-        pieces: rows of the weight after these have the logit −∞, so that they are never predicted
-            and get no gradient. On every rank some are before them.
-        tied: the weight is the embedding's and comes with every call.
-        in_place: use the form `in_place` of the module; False: `chunked`.
-        terms: soft cap and z-loss.
+        pieces: number of rows that stand for pieces. Further rows have the logit −∞, are never
+            predicted and get no gradient. Every rank has some pieces.
+        tied: the layer takes the embedding's weight with every call, and has none.
+        in_place: use the form `in_place` of this file's docstring; False: `chunked`.
 
     Attributes:
         log_normalisers: log Σ exp `[batch, seq]` of the last losses with gradients, where there is
@@ -117,6 +116,7 @@ class OutputLayer(ColumnParallelLinear):
         self.log_normalisers: torch.Tensor | None = None
         self.passes: tuple[Callable[..., torch.Tensor], Callable[..., None]] | None = None
         part = vocab_size // tp_group.size()
+        # Padding rows are the last of the vocabulary, so only the last rank has any.
         self.pieces = min(part, pieces - tp_group.rank() * part)
 
     def compile_passes(self, backend: str) -> None:
@@ -141,8 +141,8 @@ class OutputLayer(ColumnParallelLinear):
 
         Args:
             input_: `[seq(/tp), batch, hidden]`.
-            weight: None: the layer's own.
-            runtime_gather_output: megatron-core's, and not set.
+            weight: `[rows of this rank, hidden]`; None: the layer's own.
+            runtime_gather_output: argument of megatron-core; must not be set.
             labels: `[batch, seq]` ids; None: return logits.
         """
         if labels is None:
@@ -199,6 +199,7 @@ class _TokenLosses(torch.autograd.Function):
         if passes is None and not terms.plain:
             passes = _log_sum_in_slices, _to_gradient_in_slices
         if logits is not None and passes is not None and with_gradients:
+            # Before the passes, which overwrite the logits by their gradient.
             at_label = terms.capped(logits.gather(1, columns[:, None])[:, 0].double())
             normaliser = own_part = passes[0](logits, pieces, terms).double()
         else:
@@ -237,19 +238,20 @@ class _TokenLosses(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, loss_grad: torch.Tensor, unused: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
-        hidden_states, weight, kept, owned, columns = ctx.saved_tensors
+        hidden_states, weight, saved, owned, columns = ctx.saved_tensors
         gather = None
         if ctx.sequence_parallel:
             hidden_states, gather = start_all_gather(hidden_states, ctx.tp_group)
+        # `in_place` has saved the gradient for losses of gradient 1; `scale` is their true one.
         scale, weight_grad = loss_grad[:, None], None
         if ctx.in_place:
-            input_grad = _scaled(kept @ weight, scale)
+            input_grad = _scaled(saved @ weight, scale)
         else:
             hidden_states = finish(hidden_states, gather)
             input_grad, weight_grad = _recomputed_gradients(
                 hidden_states.flatten(0, 1),
                 weight,
-                normaliser=kept,
+                normaliser=saved,
                 owned=owned,
                 columns=columns,
                 scale=scale,
@@ -261,7 +263,7 @@ class _TokenLosses(torch.autograd.Function):
         )
         if weight_grad is None:
             hidden_states = finish(hidden_states, gather)
-            weight_grad = kept.t() @ _scaled(hidden_states.flatten(0, 1), scale)
+            weight_grad = saved.t() @ _scaled(hidden_states.flatten(0, 1), scale)
         input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
         return input_grad, weight_grad, *(None,) * 7
 
@@ -280,24 +282,25 @@ def _in_slices(
     Logits that are given become these probabilities, if `with_gradients`.
     """
     wide = torch.promote_types(inputs.dtype, torch.float32)
-    kept = inputs.dtype if terms.softcap is None else wide
-    at_label = inputs.new_empty(len(inputs), 1, dtype=kept)
+    label_dtype = inputs.dtype if terms.softcap is None else wide
+    at_label = inputs.new_empty(len(inputs), 1, dtype=label_dtype)
     log_share = torch.empty_like(at_label, dtype=wide)
     for rows in _slices(len(inputs), weight.size(0)):
-        some = inputs[rows] @ weight.t() if logits is None else logits[rows]
-        some = _without_padding(terms.capped(some), pieces)
-        log_softmax = some.log_softmax(-1, dtype=wide)
-        torch.gather(some, 1, columns[rows, None], out=at_label[rows])
+        slice_logits = inputs[rows] @ weight.t() if logits is None else logits[rows]
+        slice_logits = _without_padding(terms.capped(slice_logits), pieces)
+        log_softmax = slice_logits.log_softmax(-1, dtype=wide)
+        torch.gather(slice_logits, 1, columns[rows, None], out=at_label[rows])
         torch.gather(log_softmax, 1, columns[rows, None], out=log_share[rows])
         if logits is not None and with_gradients:
-            torch.exp(log_softmax, out=some)
+            torch.exp(log_softmax, out=slice_logits)
     return at_label[:, 0].double(), log_share[:, 0]
 
 
 def _log_sum(logits: torch.Tensor, pieces: int, terms: LogitTerms) -> torch.Tensor:
-    """Return log Σ exp over the columns that are pieces, `[tokens]`: to be compiled."""
+    """Return log Σ exp over the columns of pieces, `[tokens]`; may be compiled."""
     wide = logits[:, :pieces].to(torch.promote_types(logits.dtype, torch.float32))
     wide = terms.capped(wide)
+    # Shifted by the largest logit, so that no exponential overflows.
     peak = wide.amax(-1, keepdim=True)
     return (peak + (wide - peak).exp().sum(-1, keepdim=True).log())[:, 0]
 
@@ -310,18 +313,18 @@ def _to_gradient(
     pieces: int,
     terms: LogitTerms,
 ) -> None:
-    """Turn logits into their gradient, p − 1[v = y] where nothing is added: to be compiled."""
+    """Turn logits into their gradient, p − 1[v = y] without extra terms; may be compiled."""
     wide = torch.promote_types(logits.dtype, torch.float32)
-    here = torch.arange(logits.size(1), device=logits.device)
+    column_numbers = torch.arange(logits.size(1), device=logits.device)
     capped = terms.capped(logits.to(wide))
     normaliser = normaliser.to(wide)[:, None]
     share = (capped - normaliser).exp()
     if terms.z_loss:
         share = share * (1 + 2 * terms.z_loss * normaliser)
-    share = share - ((here == columns[:, None]) & owned[:, None]).to(wide)
+    share = share - ((column_numbers == columns[:, None]) & owned[:, None]).to(wide)
     if terms.softcap is not None:
         share = share * terms.slope(capped)
-    logits.copy_(torch.where(here < pieces, share, 0.0))
+    logits.copy_(torch.where(column_numbers < pieces, share, 0.0))
 
 
 def _log_sum_in_slices(logits: torch.Tensor, pieces: int, terms: LogitTerms) -> torch.Tensor:
@@ -375,10 +378,11 @@ def _over_ranks(
     normaliser: torch.Tensor, at_label: torch.Tensor, tp_group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Combine log Σ exp and the label's logit (0 where another rank has it) of all ranks' parts."""
-    own = torch.stack((normaliser, at_label))
-    parts = own.new_empty((tp_group.size(), *own.shape))
-    dist.all_gather_into_tensor(parts.view(-1, own.size(1)), own, group=tp_group)
-    return parts[:, 0].logsumexp(dim=0), parts[:, 1].sum(dim=0)
+    rank_terms = torch.stack((normaliser, at_label))
+    all_terms = rank_terms.new_empty((tp_group.size(), *rank_terms.shape))
+    dist.all_gather_into_tensor(all_terms.view(-1, rank_terms.size(1)), rank_terms, group=tp_group)
+    # Summed in the order of the ranks, on every rank: the same bits everywhere.
+    return all_terms[:, 0].logsumexp(dim=0), all_terms[:, 1].sum(dim=0)
 
 
 def _finish_gradient(
@@ -419,6 +423,7 @@ def _recomputed_gradients(
     weight_grad = torch.zeros_like(weight, dtype=wide)
     for rows in _slices(len(inputs), weight.size(0)):
         exponents = terms.capped((inputs[rows] @ weight.t()).to(wide))
+        # Of the capped logits, which the next lines overwrite.
         slope = None if terms.softcap is None else terms.slope(exponents)
         exponents = _without_padding(exponents, pieces)
         exponents -= normaliser[rows, None]

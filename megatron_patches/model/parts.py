@@ -37,9 +37,9 @@ class RMSNorm(torch.nn.Module):
     whose heads then share the weight. Of sequence parallelism see `LayerNorm`.
 
     Args:
-        config: of the model, with the type of the parameters.
-        hidden_size: the last dimension.
-        eps: added to the mean square.
+        config: configuration of the model; its params_dtype is the type of the weight.
+        hidden_size: size of the last dimension.
+        eps: term added to the mean square.
 
     Attributes:
         weight: parameter `[hidden]`.
@@ -66,6 +66,7 @@ class _RootMeanSquare(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = torch.promote_types(vectors.dtype, torch.float32)
+        # A norm accumulates in `dtype` without a copy of x in fp32.
         norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=wide)
         scales = (norms.square() / vectors.size(-1) + eps).rsqrt()
         ctx.save_for_backward(vectors, weight, scales)
@@ -79,6 +80,7 @@ class _RootMeanSquare(torch.autograd.Function):
         grad = grad.to(scales.dtype)
         normalised = vectors * scales
         products = grad * normalised
+        # Derivative of the scale: the component of the gradient along the normalised vector.
         along = (products @ weight.to(products.dtype) / vectors.size(-1)).unsqueeze(-1)
         vector_grad = torch.addcmul(grad * weight, normalised, along, value=-1).mul_(scales)
         weight_grad = products.flatten(0, -2).sum(0)
@@ -112,6 +114,7 @@ class _SwiGlu(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         (gate_and_up,) = ctx.saved_tensors
         gate, up = gate_and_up.chunk(2, dim=-1)
+        # One tensor for both halves, which chunks write in place: no concatenation.
         input_grad = torch.empty_like(gate_and_up)
         gate_grad, up_grad = input_grad.chunk(2, dim=-1)
         torch.mul(grad, torch.nn.functional.silu(gate), out=up_grad)
@@ -123,7 +126,7 @@ class MlpSettings(NamedTuple):
     """Settings of megatron-core's MLP of two linear layers.
 
     Attributes:
-        activation: of what the first layer makes, into what the second takes.
+        activation: function between the two layers.
         gated: the first layer makes twice the inner width, and the activation halves it.
     """
 

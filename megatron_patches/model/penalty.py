@@ -27,7 +27,7 @@ class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
     """megatron-core's fused QKV projection with the orthogonality penalty of its weight.
 
     Attributes:
-        penalty: λ, of a class that `penalized` makes.
+        penalty: λ, set by `penalized`.
         auxiliary_loss: (name, this rank's part of the penalty) of the last forward pass with
             gradients, until `take_auxiliary_losses` collects it; else None.
     """
@@ -47,7 +47,7 @@ class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
             input_: `[seq(/tp), batch, hidden]`.
             weight: in megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim,
                 hidden]`.
-            runtime_gather_output: megatron-core's, and not set.
+            runtime_gather_output: argument of megatron-core; must not be set.
         """
         output, bias = super().forward(input_, weight, runtime_gather_output)
         if torch.is_grad_enabled():
@@ -89,16 +89,13 @@ class OrthogonalityPenalty(torch.autograd.Function):
         """Return the output and P.
 
         Args:
-            ctx: torch's, for backward.
-            output: passed through.
             weight: in megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim,
                 hidden]`: for every group its query heads, its key head, its value head.
             num_groups: key heads of this rank.
-            head_dim: width of a head.
-            penalty: λ.
         """
         rows = _query_key_rows(weight, num_groups, head_dim)
         deviation = rows @ rows.mT
+        # In place on the diagonal: no identity matrix per head.
         deviation.diagonal(dim1=-2, dim2=-1).sub_(1)
         ctx.save_for_backward(weight, deviation)
         ctx.num_groups, ctx.head_dim, ctx.penalty = num_groups, head_dim, penalty
@@ -111,12 +108,12 @@ class OrthogonalityPenalty(torch.autograd.Function):
         """Return the gradients of output and weight.
 
         Args:
-            ctx: torch's, from forward.
             output_grad: gradient of the output, passed on.
             penalty_grad: gradient of P, a scalar.
         """
         weight, deviation = ctx.saved_tensors
         rows = _query_key_rows(weight, ctx.num_groups, ctx.head_dim)
+        # ∂P/∂W = 4 λ (W Wᵀ − I) W, times the gradient of P.
         rows_grad = deviation @ rows * (4 * ctx.penalty * penalty_grad)
         weight_grad = torch.zeros_like(weight)
         _by_head(weight_grad, ctx.num_groups, ctx.head_dim)[:, :-1] = rows_grad

@@ -39,7 +39,7 @@ class AdapterSizes:
 
     Attributes:
         rank: attention.low_rank.
-        alone: queries and keys are those of low_rank alone.
+        alone: low_rank makes queries and keys by itself, without a W.
         taps, convolved: attention.taps, attention.convolved.
     """
 
@@ -60,12 +60,12 @@ class AdapterWeight:
     """A trainable tensor of an adapter in one layer.
 
     Attributes:
-        name: of the live parameter.
+        name: name of the live parameter.
         role: the role whose frozen heads have a part of the tensor each, sharded with the heads.
             None: the tensor is multiplied by the layer's input, shared by the heads and whole on
             every rank. An adapter has at most one such tensor, drawn from the random stream of the
             adapter's name.
-        shape: of one head's part, rows first; of the whole tensor without a role.
+        shape: shape of one head's part, rows first; without a role, of the whole tensor.
         start: initial values, the same for every head unless they are drawn.
     """
 
@@ -84,7 +84,7 @@ class Adapter(ABC):
     """An adapter as data.
 
     Attributes:
-        name: in `attention.adapters`.
+        name: name in `attention.adapters`.
         linear: corrected queries and keys are linear in the layer's input, so export can fold the
             adapter into frozen rows. For one that is not linear an export has code (see
             `pretrain.export`).
@@ -99,12 +99,10 @@ class Adapter(ABC):
 
 
 class LowRank(Adapter):
-    """q_h += B_qh A_q x, k_h += B_kh A_k x.
+    """q_h += B_qh A_q x, k_h += B_kh A_k x, with A `[rank, hidden]` shared by the heads.
 
-    A `[rank, hidden]` is shared by the heads, B starts at 0.
-
-    Alone, without a W to be added to, B starts normal: queries then have the scale of orthonormal
-    rows.
+    B starts at 0. Without a W to add to, B starts normal: queries then have the scale of
+    orthonormal rows.
     """
 
     name = "low_rank"
@@ -136,10 +134,7 @@ class QueryKeyBias(Adapter):
 
 
 class ShortConvolution(Adapter):
-    """k_t ← Σ_j c_j ∘ k_(t−j), v alike.
-
-    Causal, of each channel, within a sample and its documents.
-    """
+    """k_t ← Σ_j c_j ∘ k_(t−j), v alike: causal, per channel, within a document of a sample."""
 
     name = "short_convolution"
     linear = False
@@ -147,11 +142,11 @@ class ShortConvolution(Adapter):
     @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         taps = (sizes.head_dim, sizes.taps)
-        both = (
+        tap_weights = (
             AdapterWeight("key_taps", "key", taps, "half_previous"),
             AdapterWeight("value_taps", "value", taps, "current"),
         )
-        return tuple(weight for weight in both if sizes.convolved in ("both", weight.role))
+        return tuple(weight for weight in tap_weights if sizes.convolved in ("both", weight.role))
 
 
 class ChannelScale(Adapter):
@@ -164,6 +159,7 @@ class ChannelScale(Adapter):
         return (AdapterWeight("log_scale", "query", (sizes.head_dim,), "zeros"),)
 
 
+# The reverse order of application, in which the table reads as nested calls.
 _LAST_TO_FIRST = (
     ChannelScale(),
     ShortConvolution(),
@@ -175,7 +171,7 @@ ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in _LAST_TO_FI
 
 
 def in_order(names: Iterable[str]) -> tuple[Adapter, ...]:
-    """Return the adapters of these names in the order in which they are applied."""
+    """Return the adapters with these names in the order of their application."""
     chosen = set(names)
     return tuple(adapter for name, adapter in reversed(ADAPTERS.items()) if name in chosen)
 
@@ -183,15 +179,12 @@ def in_order(names: Iterable[str]) -> tuple[Adapter, ...]:
 def even_values(shape: Sequence[int], start: Start) -> Array:
     """Return initial values that are the same for every head, and not drawn.
 
-    Args:
-        shape: of the tensor.
-        start: declared initial values.
-
     Returns:
         Values of that shape, or the number that all of them are.
     """
     if start not in ("current", "half_previous"):
         return np.array({"zeros": 0.0, "ones": 1.0}[start])
+    # Tap 0 is that of the current token, tap 1 that of the token before it.
     taps = np.zeros(shape)
     taps[:, 0] = 1.0
     if start == "half_previous":
@@ -204,8 +197,7 @@ class Corrections(Part):
     """The adapters of a layer, as a part of the model.
 
     Args:
-        adapters: in the order in which they are applied.
-        sizes: what their weights depend on.
+        adapters: adapters in the order in which they are applied.
         groups: for each key head whether it is corrected, with its query heads.
     """
 
@@ -220,20 +212,21 @@ class Corrections(Part):
         heads = {"query": keys * shape.queries_per_group, "key": keys, "value": keys}
         for adapter in self.adapters:
             for weight in adapter.weights(self.sizes):
-                alone = weight.role is None
+                # Without a role every rank holds the whole tensor, and sees its own heads only.
+                shared = weight.role is None
                 rows = weight.shape[0] * (1 if weight.role is None else heads[weight.role])
                 yield Tensor(
                     f"{at.module}.{weight.name}"
-                    if alone
+                    if shared
                     else f"{at.module}.adapters.{weight.name}",
                     (rows, *weight.shape[1:]),
                     "adapter",
-                    cut=None if alone else 0,
-                    parts=((f"{at.stream}.{adapter.name if alone else weight.name}", rows),),
-                    groups=None if alone else self.groups,
+                    cut=None if shared else 0,
+                    parts=((f"{at.stream}.{adapter.name if shared else weight.name}", rows),),
+                    groups=None if shared else self.groups,
                     decay=weight.decay,
                     multiplied=len(weight.shape) > 1,
                     start=weight.start,
-                    partial="heads" if alone else None,
+                    partial="heads" if shared else None,
                     layer=at.layer,
                 )

@@ -37,8 +37,8 @@ class Axis:
             variant.
         ge, gt, le: range of a number.
         min_length, max_length: entries of a list or mapping.
-        name: of the axis.
-        choices: all values that are possible; empty where others tell.
+        name: key in the attention section.
+        choices: possible values; empty where the range limits them instead.
     """
 
     meaning: str
@@ -52,32 +52,20 @@ class Axis:
     choices: tuple[Any, ...] = ()
 
     def fits(self, policy: Any, value: Any) -> bool:
-        """Return whether the policy may have the value.
-
-        An empty list, which sets nothing, always fits.
-
-        Args:
-            policy: the policy so far.
-            value: the requested value.
-        """
+        """Return whether a value suits the policy; an empty list sets nothing and always does."""
         return value == () or all(rule.holds(policy, value) for rule in self.rules)
 
     def check(self, policy: Any, value: Any, variant: str) -> None:
         """Refuse a value that does not fit.
 
-        Args:
-            policy: the policy so far.
-            value: the requested value.
-            variant: name of the variant.
-
         Raises:
-            MethodError: the value is out of range, or breaks a rule, by the sentence of the first.
+            MethodError: the value is out of range, or breaks a rule, whose sentence it quotes.
         """
         if value == ():
             return
         if self.choices and value not in self.choices:
-            known = ", ".join(map(str, self.choices))
-            raise MethodError(f"attention.{self.name} is {value!r}; known values: {known}")
+            choices = ", ".join(map(str, self.choices))
+            raise MethodError(f"attention.{self.name} is {value!r}; known values: {choices}")
         if not self._in_range(value):
             limits = {"at least": self.ge, "above": self.gt, "at most": self.le}
             words = [f"{word} {limit:g}" for word, limit in limits.items() if limit is not None]
@@ -111,6 +99,7 @@ def axis(default: Any, meaning: str, *rules: Rule, **limits: Any) -> Any:
 
 def axes_of(policy: type) -> dict[str, Axis]:
     """Return {name: declaration} of the axes of a policy class, in their order."""
+    # Annotations are strings here; only resolved ones tell the choices of a Literal.
     hints = get_type_hints(policy)
     axes = {}
     for entry in (entry for entry in fields(policy) if "axis" in entry.metadata):

@@ -25,7 +25,7 @@ class Norm(Part):
 
 
 class Mlp(Part):
-    """Map of each token's hidden state by way of a wider one."""
+    """Map of each token's hidden state through a wider one."""
 
     def width(self, hidden_size: int) -> int:
         """Return the inner width where the configuration leaves it open."""
@@ -94,6 +94,7 @@ class SwiGlu(Mlp):
 
         Rounded up to a multiple of 128, or of 16 in a narrow model: ranks have equal shares.
         """
+        # Multiples of 128 suit the tiles of tensor cores.
         multiple = 128 if hidden_size >= 384 else 16
         return -(-8 * hidden_size // (3 * multiple)) * multiple
 
@@ -174,10 +175,9 @@ def matrix(
     """Return an ordinary matrix whose rows are cut into equal shares.
 
     Args:
-        name: of the parameter.
         stream: name of its random stream.
         shape: `[rows, columns]`.
-        layer: its number, from 0.
+        layer: number of the layer, from 0.
         multiplied: every token is multiplied by it.
 
     Returns:
@@ -191,7 +191,6 @@ def into_residual(name: str, stream: str, shape: tuple[int, int], layer: int | N
     """Return a matrix whose columns are cut and whose product is added to the residual stream.
 
     Args:
-        name: of the parameter.
         stream: name of its random stream.
         shape: `[rows, columns]`.
         layer: number of the layer, from 0.
@@ -203,13 +202,10 @@ def into_residual(name: str, stream: str, shape: tuple[int, int], layer: int | N
 def norm_vector(at: Place, name: str, size: int, start: Start) -> Tensor:
     """Return a norm's vector, whole on every rank.
 
-    Its gradient is of the rank's slice of the sequence.
+    A rank's gradient of it covers the rank's slice of the sequence.
 
     Args:
-        at: its place.
-        name: weight or bias.
-        size: width of the hidden states.
-        start: declared initial values.
+        name: "weight" or "bias".
     """
     return Tensor(
         f"{at.module}.{name}",

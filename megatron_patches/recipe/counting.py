@@ -51,13 +51,13 @@ def count_parameters(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> Par
     W_K.
 
     Args:
-        shape: sizes of the model.
-        policy: kind of attention.
-        phase: of the policy's schedule, from 0.
+        phase: number of the phase in the policy's schedule, from 0.
     """
-    every = tensors(shape, policy, phase)
-    total = sum(tensor.elements for tensor in every)
-    return ParameterCount(total, sum(tensor.elements for tensor in every if not tensor.trains))
+    all_tensors = tensors(shape, policy, phase)
+    total = sum(tensor.elements for tensor in all_tensors)
+    return ParameterCount(
+        total, sum(tensor.elements for tensor in all_tensors if not tensor.trains)
+    )
 
 
 def model_flops_per_token(
@@ -70,8 +70,6 @@ def model_flops_per_token(
         3 (L [2 d (2 H + 2 G) h  +  4 d F  +  4 c s H h]  +  2 d V)
 
     Args:
-        shape: sizes of the model.
-        policy: kind of attention.
         causal_share: c, the share of the score matrix that is counted.
 
     Returns:
@@ -93,38 +91,31 @@ def executed_flops_per_token(
     s H h a layer. Structured rows cost 2 (a + b) FLOPs in place of 2 d, forward and backward.
 
     Args:
-        shape: sizes of the model.
-        policy: kind of attention.
-        phase: of the policy's schedule, from 0.
+        phase: number of the phase in the policy's schedule, from 0.
         causal_share: c, the share of the score matrix that is counted.
     """
     executed = FORWARD_AND_BACKWARD * forward_flops_per_token(shape, policy, phase, causal_share)
+    # Frozen scores need no gradient of the probabilities, which is a product per layer.
     if policy.synthesizer:
         return executed - (
             0 if policy.trainable else shape.num_layers * score_products(shape, causal_share)
         )
+    # A frozen matrix needs no weight gradient, one of the three products.
     frozen = (tensor for tensor in tensors(shape, policy, phase) if not tensor.trains)
     return executed - 2 * multiplications(frozen)
 
 
 def executed_flops_of_phases(shape: ModelShape, policy: QKPolicy) -> list[int]:
-    """Return `executed_flops_per_token` of each phase of the policy's schedule, in whole FLOPs.
-
-    Args:
-        shape: sizes of the model.
-        policy: kind of attention.
-    """
+    """Return `executed_flops_per_token` of each phase of the policy's schedule, in whole FLOPs."""
     phases = range(len(policy.phases) + 1)
     return [round(executed_flops_per_token(shape, policy, number)) for number in phases]
 
 
 def executed_flops_of_steps(costs: Sequence[int], policy: QKPolicy, steps: int) -> int:
-    """Return the sum of the FLOPs per token over the steps of a run, each in its phase. Exact.
+    """Return the exact sum of FLOPs per token over the steps of a run, each in its phase.
 
     Args:
-        costs: of the phases, as `executed_flops_of_phases` returns them.
-        policy: kind of attention.
-        steps: optimizer steps of the run.
+        costs: FLOPs per token of each phase, from `executed_flops_of_phases`.
     """
     bounds = pairwise([0, *last_steps(policy.phases, steps), steps])
     return sum((end - begin) * cost for (begin, end), cost in zip(bounds, costs, strict=True))
@@ -140,9 +131,7 @@ def forward_flops_per_token(
     batch, not for each token, and is not counted.
 
     Args:
-        shape: sizes of the model.
-        policy: kind of attention.
-        phase: of the policy's schedule, from 0.
+        phase: number of the phase in the policy's schedule, from 0.
         causal_share: c, the share of the score matrix that is counted.
     """
     products = 1 if policy.synthesizer else 2  # of probabilities with values; of queries with keys
@@ -151,7 +140,7 @@ def forward_flops_per_token(
 
 
 def multiplications(some: Iterable[Tensor]) -> int:
-    """Return the multiply-adds a token of some tensors in a forward pass."""
+    """Return the multiply-adds per token of some tensors in a forward pass."""
     return sum(tensor.multiplications for tensor in some)
 
 
@@ -159,7 +148,6 @@ def score_products(shape: ModelShape, causal_share: float = CAUSAL) -> float:
     """Return 2 c s H h.
 
     Args:
-        shape: sizes of the model.
         causal_share: c, the share of the score matrix that is counted.
 
     Returns:

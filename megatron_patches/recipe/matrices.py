@@ -19,17 +19,17 @@ AT_A_TIME = 2**24
 """Elements that are orthogonalised at a time, which bounds the memory of an update: 64 MiB."""
 
 HALVED = 512
-"""Smaller side, if it is even, from which on symmetric products are made of three quarters."""
+"""Least smaller side of a matrix, if even, whose symmetric products take three quarters."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Equal matrices, which are all of one part of a tensor.
+    """Equally shaped matrices of one part of a tensor.
 
     Attributes:
-        count: how many.
-        rows, columns: of each.
-        height: rows of the tensor that make one.
+        count: number of matrices.
+        rows, columns: size of each matrix.
+        height: rows of the tensor that make one matrix.
     """
 
     count: int
@@ -38,13 +38,10 @@ class Stack:
     height: int
 
     def flops(self, steps: int) -> int:
-        """Return the FLOPs of their Newton-Schulz iterations.
+        """Return the FLOPs of the matrices' Newton-Schulz iterations.
 
         An iteration multiplies X by its transpose, the product by itself, and the result by X. The
         first two are symmetric.
-
-        Args:
-            steps: iterations.
         """
         small = min(self.rows, self.columns)
         large = max(self.rows, self.columns)
@@ -55,7 +52,7 @@ class Stack:
 
 
 def halves(side: int) -> bool:
-    """Return whether symmetric products `[side, side]` are made of three quarters."""
+    """Return whether symmetric products `[side, side]` are computed from three quarters."""
     return side >= HALVED and side % 2 == 0
 
 
@@ -70,14 +67,14 @@ class Run:
         stack: number of the stack within the tensor.
         matrix: number of the matrix within the stack.
         start: first element in the flattened matrix.
-        own: first element in the rank's flattened tensor.
+        rank_start: first element in the rank's flattened tensor.
         length: elements.
     """
 
     stack: int
     matrix: int
     start: int
-    own: int
+    rank_start: int
     length: int
 
 
@@ -96,50 +93,49 @@ def stacks(tensor: Tensor) -> tuple[Stack, ...]:
     Args:
         tensor: its declaration, `[rows, columns]` or, for factors, `[blocks, rows, columns]`.
     """
-    found = []
+    matrix_stacks = []
     for name, length in tensor.parts:
         if len(tensor.shape) == 3:
-            found.append(Stack(length, *tensor.shape[1:], height=1))
+            matrix_stacks.append(Stack(length, *tensor.shape[1:], height=1))
             continue
         height = length
         if tensor.head_rows is not None and name.rpartition(".")[2] in ("query", "key"):
             height = tensor.head_rows
-        found.append(Stack(length // height, height, tensor.shape[1], height=height))
-    return tuple(found)
+        matrix_stacks.append(Stack(length // height, height, tensor.shape[1], height=height))
+    return tuple(matrix_stacks)
 
 
 def runs(tensor: Tensor, rank: int, size: int) -> Iterator[Run]:
-    """Yield what a tensor-parallel rank holds of each matrix, in the order of its tensor.
-
-    Args:
-        tensor: its declaration.
-        rank: tensor-parallel rank.
-        size: tensor-parallel size.
-    """
+    """Yield what a tensor-parallel rank holds of each matrix, in the order of its tensor."""
     width = prod(tensor.rank_shape(rank, size)[1:])
     pieces = tensor.repeats // size if tensor.repeats else 1
     kinds = stacks(tensor)
-    own = 0
+    rank_start = 0
     for piece in range(pieces):
         for number, (_, length) in enumerate(tensor.parts):
             height = kinds[number].height
             first, rows = _rows(tensor, length, rank, size)
+            # Interleaved parts, as in W_QKV: this piece has an equal share of the rank's rows.
             if tensor.repeats:
                 rows //= pieces
                 first += piece * rows
             offset = rank * length * width if tensor.cut == 1 else 0
+            # A rank's rows may begin and end inside a matrix: cut them at its boundaries.
             while rows:
                 taken = min(rows, height - first % height)
                 start = offset + first % height * width
-                yield Run(number, first // height, start, own=own, length=taken * width)
+                yield Run(
+                    number, first // height, start, rank_start=rank_start, length=taken * width
+                )
                 first += taken
                 rows -= taken
-                own += taken * width
+                rank_start += taken * width
 
 
 def _rows(tensor: Tensor, length: int, rank: int, size: int) -> tuple[int, int]:
     """Return (first, number) of the rows of a part that a rank has."""
     if tensor.cut != 0:
         return 0, length
-    first = sum(tensor.share(length, before, size) for before in range(rank))
+    # Ranks may have unequal shares, see `Tensor.groups`.
+    first = sum(tensor.share(length, lower_rank, size) for lower_rank in range(rank))
     return first, tensor.share(length, rank, size)

@@ -18,7 +18,7 @@ from megatron_patches.recipe.parts import FP32, Tensor
 
 
 def every(tensor: Tensor) -> bool:
-    """Return True: the rule takes every tensor that no rule before it has taken."""
+    """Return True: the rule takes every tensor that no earlier rule has taken."""
     return True
 
 
@@ -32,7 +32,7 @@ class Rule:
     """The update of some of a model's tensors.
 
     Attributes:
-        name: of the rule, under which `pretrain.training.optimizers` has the class that applies it.
+        name: key of the class that applies the rule in `pretrain.training.optimizers`.
         states: names of the numbers that the optimizer keeps of each element beside the master
             weight, as in the optimizer's state and in checkpoints; in fp32 at any precision, as
             weights are updated.
@@ -62,7 +62,7 @@ class Rule:
 
     @property
     def traffic(self) -> int:
-        """Return the bytes of an element that one update in one pass reads and writes.
+        """Return the bytes per element that an update reads and writes in a single pass.
 
         The gradient is read; the weight and the states are read and written.
         """
@@ -91,21 +91,16 @@ def muon(steps: int, takes_adamw_rates: bool = True) -> Rule:
 
 
 def newton_schulz_flops(tensor: Tensor, steps: int) -> int:
-    """Return the FLOPs of the Newton-Schulz iterations of a whole tensor.
-
-    Args:
-        tensor: its declaration.
-        steps: iterations.
-    """
+    """Return the FLOPs of the Newton-Schulz iterations of a whole tensor."""
     return sum(stack.flops(steps) for stack in stacks(tensor))
 
 
 def kind_setting(default: Any, meaning: str, **limits: float) -> Any:
-    """Declare a setting of a kind's own, which has the type of its annotation.
+    """Declare a setting of one kind of optimizer, typed by its annotation.
 
     Args:
-        default: its value unless set.
-        meaning: what `show` prints.
+        default: value of the setting unless the user sets one.
+        meaning: text that `show` prints.
         limits: `ge`, `gt`, `le`, `lt` of its values.
     """
     return field(default=default, metadata={"meaning": meaning, "limits": limits})
@@ -116,7 +111,7 @@ class Kind:
     """A kind of optimizer; the fields are settings of its own, the keys of `optimizer.KIND`.
 
     Attributes:
-        meaning: what updates what, as a clause.
+        meaning: clause that says which rule updates which weights.
     """
 
     meaning: ClassVar[str]
@@ -181,6 +176,7 @@ class Muon(Kind):
 
     def rate(self, tensor: Tensor) -> float | None:
         """Return the rate of what Muon does not update, by what it is."""
+        # Muon's own rate is optimizer.learning_rate.
         if has_matrices(tensor):
             return None
         outside = {
@@ -198,18 +194,14 @@ def rule_of(tensor: Tensor, rules: Sequence[Rule]) -> Rule:
     """Return the rule that updates a tensor: the first that takes it.
 
     Args:
-        tensor: its declaration.
-        rules: of the run's optimizer, in order.
+        rules: rules of the run, in the order in which they choose their tensors.
     """
+    # The last rule takes every tensor, so that there always is one.
     return next(rule for rule in rules if rule.takes(tensor))
 
 
 def factor_of_name(name: str, factors: Mapping[str, float]) -> float:
     """Return the factor of a parameter's learning rate.
-
-    Args:
-        name: of the parameter.
-        factors: {name pattern: factor}.
 
     Returns:
         The factor of the first pattern that the name matches, or 1.
@@ -222,7 +214,7 @@ def checkpoint_bytes(some: Iterable[Tensor], rules: Sequence[Rule]) -> int:
 
     Args:
         some: tensors of the inventory; of what does not train, only kept rows take any.
-        rules: of the run's optimizer, in the order in which they choose their tensors.
+        rules: rules of the run, in the order in which they choose their tensors.
     """
     return sum(
         tensor.elements * (rule_of(tensor, rules).checkpoint_bytes if tensor.trains else FP32)
@@ -236,7 +228,7 @@ def state_bytes(some: Iterable[Tensor], rules: Sequence[Rule]) -> int:
 
     Args:
         some: tensors of the inventory; buffers among them have none.
-        rules: of the run's optimizer, in the order in which they choose their tensors.
+        rules: rules of the run, in the order in which they choose their tensors.
     """
     return sum(
         tensor.elements * rule_of(tensor, rules).state_bytes for tensor in some if tensor.trains

@@ -1,4 +1,4 @@
-"""Parts of the model as data: what each is made of, and is called elsewhere.
+"""Parts of the model as data: their tensors, and their names in other libraries.
 
 This needs no torch.
 A part is declared once, by a class with its tensors (name, shape, cut, start, weight decay) and
@@ -53,16 +53,14 @@ these rows. `own`: the module fills its weight itself.
 """
 
 Partial = Literal["sequence", "heads"]
-"""What a tensor-parallel rank's gradient of a replicated tensor is of: its slice of the sequence,
-under sequence parallelism, or its heads.
+"""What a rank's gradient of a replicated tensor covers: under sequence parallelism the rank's slice
+of the sequence, or the rank's heads.
 """
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model and the names of its parts.
-
-    All that its tensors depend on beside the policy.
+    """Sizes of a model and names of its parts: beside the policy, all that its tensors depend on.
 
     Attributes:
         num_layers: transformer layers.
@@ -115,8 +113,8 @@ class Tensor:
     """A parameter or buffer, all tensor-parallel ranks together.
 
     Attributes:
-        name: of the parameter or buffer in the live model.
-        shape: of the whole tensor.
+        name: name of the parameter or buffer in the live model.
+        shape: shape of the whole tensor.
         kind: see Kind.
         cut: the dimension that tensor parallelism cuts; None: every rank has the whole tensor.
         parts: (name of a weight, how much of it) along the dimension that is cut, the first without
@@ -161,7 +159,7 @@ class Tensor:
 
     @property
     def stored(self) -> bool:
-        """Return whether a checkpoint holds the values, which no seed makes again."""
+        """Return whether a checkpoint holds the values, because no seed can regenerate them."""
         return self.trains or self.kind == "kept"
 
     @property
@@ -179,31 +177,31 @@ class Tensor:
 
     @property
     def multiplications(self) -> int:
-        """Return the multiply-adds a token with the whole tensor in a forward pass."""
+        """Return the multiply-adds per token with the whole tensor in a forward pass."""
         return self.elements if self.multiplied else 0
 
     def share(self, length: int, rank: int, size: int) -> int:
         """Return a tensor-parallel rank's share of a length along the cut dimension.
 
         Args:
-            length: along the cut dimension.
-            rank: tensor-parallel rank.
-            size: tensor-parallel size.
+            length: size along the cut dimension, over all ranks.
         """
         if self.cut is None:
             return length
         if self.groups is None:
             return length // size
-        own = len(self.groups) // size
-        return length * sum(self.groups[rank * own : (rank + 1) * own]) // sum(self.groups)
+        groups_per_rank = len(self.groups) // size
+        return (
+            length
+            * sum(self.groups[rank * groups_per_rank : (rank + 1) * groups_per_rank])
+            // sum(self.groups)
+        )
 
     def rows(self, length: int, rank: int, size: int) -> Sequence[int]:
-        """Return which rows of a part the rank has, by their numbers in the weight's stream.
+        """Return the rows of a part that a rank has, by their numbers in the weight's stream.
 
         Args:
-            length: of the part.
-            rank: tensor-parallel rank.
-            size: tensor-parallel size.
+            length: rows of the part, over all ranks.
 
         Returns:
             The numbers in order; all of them where columns are cut, or nothing is. Rows of heads
@@ -213,32 +211,27 @@ class Tensor:
         if self.cut != 0:
             return range(length)
         if self.groups is None:
-            own = length // size
-            return range(rank * own, (rank + 1) * own)
+            rows_per_rank = length // size
+            return range(rank * rows_per_rank, (rank + 1) * rows_per_rank)
+        # Rows are numbered over all heads, also over those that the tensor lacks.
         rows = length // sum(self.groups)
-        own = len(self.groups) // size
-        mine = [group for group in range(rank * own, (rank + 1) * own) if self.groups[group]]
-        return [group * rows + row for group in mine for row in range(rows)]
+        groups_per_rank = len(self.groups) // size
+        rank_groups = [
+            group
+            for group in range(rank * groups_per_rank, (rank + 1) * groups_per_rank)
+            if self.groups[group]
+        ]
+        return [group * rows + row for group in rank_groups for row in range(rows)]
 
     def rank_shape(self, rank: int, size: int) -> tuple[int, ...]:
-        """Return the shape of what tensor-parallel `rank` of `size` has.
-
-        Args:
-            rank: tensor-parallel rank.
-            size: tensor-parallel size.
-        """
+        """Return the shape of the share of tensor-parallel `rank` of `size`."""
         if self.cut is None:
             return self.shape
         length = self.share(self.shape[self.cut], rank, size)
         return (*self.shape[: self.cut], length, *self.shape[self.cut + 1 :])
 
     def rank_elements(self, rank: int, size: int) -> int:
-        """Return the elements of what tensor-parallel `rank` of `size` has.
-
-        Args:
-            rank: tensor-parallel rank.
-            size: tensor-parallel size.
-        """
+        """Return the elements in the share of tensor-parallel `rank` of `size`."""
         return math.prod(self.rank_shape(rank, size))
 
 
@@ -260,8 +253,8 @@ class Part(ABC):
     """A part of the model as data.
 
     Attributes:
-        name: in the configuration.
-        kernels: regular expression of what the names of its own kernels contain; empty: it has
+        name: name in the configuration.
+        kernels: regular expression that the names of the part's kernels match; empty: it has
             none.
     """
 
@@ -270,9 +263,4 @@ class Part(ABC):
 
     @abstractmethod
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
-        """Yield the parameters and buffers of the part at a place.
-
-        Args:
-            at: its place.
-            shape: sizes of the model.
-        """
+        """Yield the parameters and buffers of the part at a place."""

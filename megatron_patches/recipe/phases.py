@@ -4,9 +4,9 @@
     phase i   steps s_i + 1 … s_i+1  layers of entry i begin to train, or are frozen as they are,
                                      learning rate × factor_i
 
-with s_i = the part `at` of the run's steps, rounded. A layer that begins to train starts from its
-frozen rows. A layer that is frozen in the course of the run stays so. The factor multiplies the
-whole learning-rate schedule, in place of the factor before.
+with s_i = `at` times the run's steps, rounded. A layer that begins to train starts from its
+frozen rows. A layer that is frozen in the course of the run stays so. A factor multiplies the
+whole learning-rate schedule and replaces the previous factor.
 """
 
 from __future__ import annotations
@@ -27,10 +27,6 @@ def layer_range(text: str, num_layers: int) -> range:
     "all" is every layer, "4" is one layer, "4-7" four of them (both ends count), "33%-67%" the
     layers between these parts of the depth, each end rounded to a whole number of layers, so that
     "0%-50%" and "50%-100%" share none.
-
-    Args:
-        text: the notation.
-        num_layers: layers of the model.
 
     Raises:
         MethodError: the text is no such notation, or the model does not have these layers.
@@ -66,14 +62,14 @@ def spread(fraction: float, num_groups: int) -> tuple[int, ...]:
     all of a fraction between 0 and 1.
 
     Args:
-        fraction: of the heads, from 0 to 1.
-        num_groups: key heads of a layer.
+        fraction: fraction of the heads, from 0 to 1.
 
     Raises:
         MethodError: a fraction between 0 and 1 rounds to none or all, or it is not between 0 and 1.
     """
     if not 0 <= fraction <= 1:
         raise MethodError(f"{fraction} is not a fraction of the heads; give a number from 0 to 1")
+    # A group is chosen where the running total passes a whole number, so that ranks share evenly.
     count = round(fraction * num_groups)
     if (0 < fraction < 1) and count in (0, num_groups):
         amount = "none" if count == 0 else "all"
@@ -90,12 +86,12 @@ class PhaseStart:
     """Entry of the schedule: the beginning of a phase.
 
     Attributes:
-        at: part of the run's steps after which the phase begins, between 0 and 1.
+        at: fraction of the run's steps after which the phase begins, between 0 and 1.
         freeze: the layers whose rows are frozen as they are, in the notation of `layer_range`;
-            layers that already are may be named again. None: none.
+            frozen layers may be named again. None: none.
         train: the layers that become trainable, likewise.
-        learning_rate_factor: factor of the learning-rate schedule from there on, in place of the
-            one before.
+        learning_rate_factor: factor of the learning-rate schedule from then on; it replaces the
+            previous phase's.
     """
 
     at: float
@@ -105,10 +101,6 @@ class PhaseStart:
 
     def named(self, what: Literal["freeze", "train"], num_layers: int) -> range:
         """Return the layers that the entry freezes or trains.
-
-        Args:
-            what: is done with them.
-            num_layers: layers of the model.
 
         Raises:
             MethodError: the model does not have these layers.
@@ -145,11 +137,10 @@ def training_begins(
 
 
 def last_steps(schedule: Sequence[PhaseStart], total_steps: int) -> list[int]:
-    """Return s_1, s_2 …: the last step of each phase except the last phase. Steps count from 1.
+    """Return s_1, s_2 …: the last step, from 1, of each phase but the last.
 
     Args:
         schedule: entries of attention.phases.
-        total_steps: optimizer steps of the run.
     """
     return [round(entry.at * total_steps) for entry in schedule]
 
@@ -166,42 +157,41 @@ def check_phases(
         schedule: entries of attention.phases.
         begins: for each layer the phase in which it becomes trainable, as `training_begins` says.
         ends: for each layer the phase from which it is frozen as it was trained.
-        total_steps: optimizer steps of the run.
 
     Raises:
         MethodError: which entry, and why.
     """
-    before = 0
+    previous_step = 0
     steps = last_steps(schedule, total_steps)
     for phase, (entry, step) in enumerate(zip(schedule, steps, strict=True), start=1):
-        place = f"attention.phases entry {phase}"
-        if not before < step < total_steps:
+        label = f"attention.phases entry {phase}"
+        if not previous_step < step < total_steps:
             raise MethodError(
-                f"{place} (at: {entry.at}) is after step {step} of {total_steps}; each entry needs "
+                f"{label} (at: {entry.at}) is after step {step} of {total_steps}; each entry needs "
                 "a later step than the one before, inside the run"
             )
-        before = step
+        previous_step = step
         if entry.freeze is None and entry.train is None:
-            raise MethodError(f"{place} (at: {entry.at}) names no layers; give freeze or train")
+            raise MethodError(f"{label} (at: {entry.at}) names no layers; give freeze or train")
         if entry.train is not None and phase not in begins:
             raise MethodError(
-                f"{place} (train: {entry.train}) makes no further layer of the {len(begins)} "
+                f"{label} (train: {entry.train}) makes no further layer of the {len(begins)} "
                 "trainable; name others, or leave it out"
             )
         if entry.freeze is not None and phase not in ends:
             raise MethodError(
-                f"{place} (freeze: {entry.freeze}) freezes no layer of the {len(ends)} that "
+                f"{label} (freeze: {entry.freeze}) freezes no layer of the {len(ends)} that "
                 "trains; name others, or leave it out"
             )
         for layer in entry.named("train", len(ends)):
             if layer in entry.named("freeze", len(ends)):
                 raise MethodError(
-                    f"{place} (train: {entry.train}, freeze: {entry.freeze}) trains and freezes "
+                    f"{label} (train: {entry.train}, freeze: {entry.freeze}) trains and freezes "
                     f"layer {layer}; name it once"
                 )
             end = ends[layer]
             if end is not None and end <= phase:
                 raise MethodError(
-                    f"{place} (train: {entry.train}) trains layer {layer}, which entry {end} "
+                    f"{label} (train: {entry.train}) trains layer {layer}, which entry {end} "
                     "freezes; rows that are frozen in the course of a run stay frozen"
                 )

@@ -61,16 +61,14 @@ class QKPolicy:
     """Choice on every Query/Key axis.
 
     The fields declared with `axis` are also keys of the attention section, with their meanings. The
-    other two are set by the variant only.
+    others are set by the variant only.
 
     Attributes:
         init: initial values of W_Q and W_K. `default`: N(0, init_std²) like every other weight;
-            `orthogonal`:
-            orthonormal rows; `gaussian`: independent normal entries of standard deviation
-            `gaussian_std`;
-            `pretrained`: those of a trained model (see `initial_weights_file`); `low_rank`: there
-                is no W,
-            queries and keys are those of the adapter low_rank alone, q_h = B_qh A_q x.
+            `orthogonal`: orthonormal rows; `gaussian`: independent normal entries of standard
+            deviation `gaussian_std`; `pretrained`: those of a trained model (see
+            `initial_weights_file`); `low_rank`: no W, queries and keys come from the adapter
+            low_rank alone, q_h = B_qh A_q x.
         scores: `dot_product`: q·k/√head_dim. `synthesizer_random`: a matrix S_h ∈ R^{T × T} for
             each head, the same for every input; `synthesizer_factorized`: S_h = A_h B_hᵀ. These two
             have no W_Q and no W_K: `trainable` is then about the score matrices (see `recipes`).
@@ -159,7 +157,7 @@ class QKPolicy:
         8,
         "Rank of the adapter low_rank, and of variant low_rank; unset: 8.",
         Rule(
-            lambda policy, _: "low_rank" in {one.name for one in policy.corrections},
+            lambda policy, _: "low_rank" in {adapter.name for adapter in policy.corrections},
             "attention.low_rank is the rank of an adapter; add low_rank to attention.adapters",
         ),
         ge=1,
@@ -209,7 +207,7 @@ class QKPolicy:
             "keys, without a penalty",
         ),
         Rule(
-            lambda policy, value: not policy.trainable or not any(one.train for one in value),
+            lambda policy, value: not policy.trainable or not any(entry.train for entry in value),
             "attention.phases cannot train layers of variant '{variant}', which train from the "
             "start; leave train out, or use a variant that freezes them",
         ),
@@ -219,9 +217,9 @@ class QKPolicy:
 
     def __post_init__(self) -> None:
         if self.construction not in CONSTRUCTIONS:
-            known = ", ".join(CONSTRUCTIONS)
+            names = ", ".join(CONSTRUCTIONS)
             raise MethodError(
-                f"attention.construction is '{self.construction}'; known constructions: {known}"
+                f"attention.construction is '{self.construction}'; known constructions: {names}"
             )
         self._check_adapters()
         self._check_trained_later()
@@ -261,7 +259,7 @@ class QKPolicy:
 
     @property
     def freezes_one_role(self) -> bool:
-        """Return whether the rows of either queries or keys are frozen, and the others train."""
+        """Return whether only queries or only keys have frozen rows, and the others train."""
         return self.frozen_roles != "both"
 
     @property
@@ -276,21 +274,18 @@ class QKPolicy:
 
     @property
     def structured(self) -> bool:
-        """Return whether inputs are multiplied by two factors of the rows instead of the rows."""
+        """Return whether inputs are multiplied by two factors of the rows, not by the rows."""
         factored = self.init == "orthogonal" and self.construction in FACTORED
         return factored and (self.trains_factors or not self.trainable)
 
     @property
     def only_frozen_factors(self) -> bool:
-        """Return True if frozen heads have the products of factors, without adapters."""
+        """Return whether frozen heads consist of the factors' products, without adapters."""
         return self.structured and not self.trainable and not self.adapters
 
     @property
     def has_rows(self) -> bool:
-        """Return whether there are rows W_Q and W_K at all.
-
-        Without, low_rank makes queries and keys.
-        """
+        """Return whether W_Q and W_K exist; if not, low_rank makes queries and keys."""
         return self.init != "low_rank"
 
     @property
@@ -310,12 +305,7 @@ class QKPolicy:
         return in_order(self.adapters if self.has_rows else (*self.adapters, "low_rank"))
 
     def adapter_sizes(self, hidden_size: int, head_dim: int) -> AdapterSizes:
-        """Return what the weights of adapters depend on.
-
-        Args:
-            hidden_size: width of the residual stream.
-            head_dim: width of a head.
-        """
+        """Return what the weights of adapters depend on."""
         return AdapterSizes(
             hidden_size,
             head_dim,
@@ -327,7 +317,7 @@ class QKPolicy:
 
     @property
     def frozen_row_roles(self) -> tuple[Role, ...]:
-        """Return the roles of which frozen rows are held: of shared ones the query's alone."""
+        """Return the roles whose frozen rows are held; shared rows are held as the query's."""
         if self.shared:
             return ("query",)
         return ROLES if self.frozen_roles == "both" else (self.frozen_roles,)
@@ -337,7 +327,6 @@ class QKPolicy:
 
         Args:
             frozen_groups: numbers of the key heads that are frozen, with their query heads.
-            num_groups: key heads of a layer.
 
         Returns:
             The frozen groups, or all of them if nothing freezes.
@@ -352,21 +341,18 @@ class QKPolicy:
     def frozen_groups(
         self, num_layers: int, num_groups: int, phase: int = 0
     ) -> list[tuple[int, ...]]:
-        """Return for each layer the key heads whose W_K is frozen, with W_Q of their query heads.
-
-        All from 0.
+        """Return the frozen key heads of each layer, from 0; their query heads are frozen too.
 
         Args:
-            num_layers: layers of the model.
-            num_groups: key heads of a layer.
-            phase: of `phases`, from 0. Rows that are frozen in the course of the run are not among
-                these, see `kept_from`.
+            phase: number of the phase, from 0. Rows that are frozen in the course of the run do not
+                count, see `kept_from`.
 
         Raises:
             MethodError: `frozen_heads` or `phases` names no layers, a layer twice, or no whole
                 number of heads.
         """
         frozen = self._frozen_at_start(num_layers, num_groups)
+        # Rows that begin to train never count as frozen again; `kept_from` says when they stop.
         begins = training_begins(self.phases, frozen)
         return [
             () if begin is not None and begin <= phase else groups
@@ -386,10 +372,6 @@ class QKPolicy:
     def trained_from(self, num_layers: int, num_groups: int) -> list[int | None]:
         """Return for each layer the phase in which its frozen rows begin to train, or None.
 
-        Args:
-            num_layers: layers of the model.
-            num_groups: key heads of a layer.
-
         Raises:
             MethodError: as `frozen_groups`.
         """
@@ -398,15 +380,12 @@ class QKPolicy:
     def kept_from(self, num_layers: int, num_groups: int) -> list[int | None]:
         """Return for each layer the phase from which trained rows are frozen as they are, or None.
 
-        Args:
-            num_layers: layers of the model.
-            num_groups: key heads of a layer.
-
         Raises:
             MethodError: as `frozen_groups`.
         """
         kept_from: list[int | None] = [None] * num_layers
         for phase, entry in enumerate(self.phases, start=1):
+            # An entry freezes what trained until then: the state of the phase before counts.
             frozen = self.frozen_groups(num_layers, num_groups, phase - 1)
             for layer in entry.named("freeze", num_layers):
                 if kept_from[layer] is None and self._trained_rows(frozen[layer], num_groups):
@@ -429,9 +408,7 @@ class QKPolicy:
         """Return for each layer and role the key heads whose rows do not train in a phase.
 
         Args:
-            num_layers: layers of the model.
-            num_groups: key heads of a layer.
-            phase: of `phases`, from 0.
+            phase: number of the phase in `phases`, from 0.
 
         Raises:
             MethodError: as `frozen_groups`.
@@ -443,11 +420,12 @@ class QKPolicy:
         ):
             kept = start is not None and start <= phase
             trained = frozenset() if kept else self._trained_rows(groups, num_groups)
-            held = {role: "query" if self.shared else role for role in ROLES}
+            # Shared keys have no rows of their own: the query's rows decide.
+            row_roles = {role: "query" if self.shared else role for role in ROLES}
             fixed.append(
                 {
-                    role: tuple(g for g in range(num_groups) if (own, g) not in trained)
-                    for role, own in held.items()
+                    role: tuple(g for g in range(num_groups) if (row_role, g) not in trained)
+                    for role, row_role in row_roles.items()
                 }
             )
         return fixed
@@ -460,6 +438,7 @@ class QKPolicy:
             repeated = [layer for layer in layers if frozen[layer] is not None]
             if repeated:
                 raise MethodError(f"layer {repeated[0]} is named twice")
+            # A percentage may round to no layer at all in a shallow model.
             groups = spread(heads, num_groups) if layers else ()
             frozen[layers.start : layers.stop] = [groups] * len(layers)
         return [groups or () for groups in frozen]

@@ -44,7 +44,7 @@ class ScoreRecipe:
 
     @property
     def matrices(self) -> Mapping[str, int]:
-        """Name and columns of each matrix of a layer.
+        """Return {name: columns} of the matrices of a layer.
 
         A head owns `sequence_length` rows of each.
         """
@@ -54,7 +54,8 @@ class ScoreRecipe:
 
     @property
     def std(self) -> float:
-        """Standard deviation of the initial entries of every matrix."""
+        """Return the standard deviation of the initial entries of every matrix."""
+        # A sum of k products of entries of variance 1/√k has variance 1.
         return 1.0 if self.rank is None else self.rank**-0.25
 
     def as_dict(self) -> dict[str, int | None]:
@@ -75,12 +76,6 @@ def bank_recipe(
     """Return the recipe of the policy's Q and K rows; None: they start like other weights.
 
     Args:
-        policy: kind of attention.
-        seed: of the bank.
-        hidden_size: width of the residual stream.
-        head_dim: width of a head.
-        num_attention_heads: query heads of a layer.
-        num_query_groups: key heads of a layer.
         given: file of the rows, for `pretrained`.
 
     Raises:
@@ -89,6 +84,7 @@ def bank_recipe(
     """
     if policy.init in ("default", "low_rank"):
         return None
+    # A file may also give other weights their start, which is no part of the bank's identity.
     from_file = policy.init == "pretrained"
     if from_file and given is None:
         raise MethodError(
@@ -112,14 +108,7 @@ def bank_recipe(
 def score_recipe(
     policy: QKPolicy, *, seed: int, num_attention_heads: int, sequence_length: int
 ) -> ScoreRecipe | None:
-    """Return the recipe of the policy's score matrices; None: scores come of queries and keys.
-
-    Args:
-        policy: kind of attention.
-        seed: of the score matrices.
-        num_attention_heads: query heads of a layer.
-        sequence_length: tokens of a sample.
-    """
+    """Return the recipe of the policy's score matrices; None: it has queries and keys."""
     if not policy.synthesizer:
         return None
     return ScoreRecipe(

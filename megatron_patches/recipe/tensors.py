@@ -2,8 +2,8 @@
 
 This needs no torch.
 
-It is what the parts of the model (`parts`, `adapters`, and queries, keys and values here) declare,
-in their order. Initial values, parameter groups, counts, memory, times, shape checks and the blocks
+The parts of the model (`parts`, `adapters`, and queries, keys and values here) declare it, in their
+order. Initial values, parameter groups, counts, memory, times, shape checks and the blocks
 of a checkpoint are sums and loops over it. A test compares it with the parameters and buffers of
 live engines.
 """
@@ -45,9 +45,7 @@ def tensors(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> tuple[Tensor
     """Return every tensor of the model, in the order of its layers, in a training phase.
 
     Args:
-        shape: sizes of the model, and its parts.
-        policy: kind of attention.
-        phase: of the policy's schedule, from 0.
+        phase: number of the phase in the policy's schedule, from 0.
 
     Returns:
         Parameters and buffers.
@@ -58,8 +56,8 @@ def tensors(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> tuple[Tensor
     """
     return tuple(
         tensor
-        for part, place in parts_of_model(shape, policy, phase)
-        for tensor in part.tensors(place, shape)
+        for part, at in parts_of_model(shape, policy, phase)
+        for tensor in part.tensors(at, shape)
     )
 
 
@@ -69,17 +67,16 @@ def parts_of_model(
     """Yield every part of the model and its place, from the embeddings to the output layer.
 
     Args:
-        shape: sizes of the model, and its parts.
-        policy: kind of attention.
-        phase: of the policy's schedule, from 0.
+        phase: number of the phase in the policy's schedule, from 0.
 
     Yields:
-        (part, place). Raises MethodError as `tensors`.
+        (part, its place). Raises MethodError as `tensors`.
     """
     norm, mlp = NORMS[shape.norm], MLPS[shape.mlp]
     yield Embeddings(), Place("embedding", "embedding")
     frozen = policy.frozen_groups(shape.num_layers, shape.num_query_groups, phase)
     kept_from = policy.kept_from(shape.num_layers, shape.num_query_groups)
+    # This order is the live model's; checkpoints, exports and `plan` list tensors in it.
     for layer, groups in enumerate(frozen):
         rows = QueryKeyValue(policy, groups, kept_from=kept_from[layer], phase=phase)
         name = f"decoder.layers.{layer}"
@@ -107,7 +104,6 @@ def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
     weights.
 
     Args:
-        policy: kind of attention.
         frozen_groups: numbers of the key heads that are frozen, with their query heads.
     """
     if policy.synthesizer:
@@ -118,12 +114,7 @@ def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
 
 
 def adapter_sizes(shape: ModelShape, policy: QKPolicy) -> AdapterSizes:
-    """Return the sizes that the weights of adapters depend on.
-
-    Args:
-        shape: sizes of the model.
-        policy: kind of attention.
-    """
+    """Return the sizes that the weights of adapters depend on."""
     return policy.adapter_sizes(shape.hidden_size, shape.head_dim)
 
 
@@ -132,10 +123,9 @@ class QueryKeyValue(Part):
     """W_Q, W_K and W_V of a layer, or what stands in the place of W_Q and W_K, with adapters.
 
     Args:
-        policy: kind of attention.
         frozen_groups: key heads of the layer that are frozen, with their query heads.
         kept_from: the phase from which trained rows are frozen as they are; None: never.
-        phase: of the policy's schedule, from 0.
+        phase: number of the phase in the policy's schedule, from 0.
     """
 
     policy: QKPolicy
@@ -182,6 +172,7 @@ class QueryKeyValue(Part):
         """Yield the score matrices of a synthesizer's layer."""
         heads, length = shape.num_attention_heads, shape.sequence_length
         trainable = self.policy.trainable
+        # Shapes do not depend on the seed.
         recipe = score_recipe(
             self.policy, seed=0, num_attention_heads=heads, sequence_length=length
         )
@@ -201,29 +192,35 @@ class QueryKeyValue(Part):
             )
 
     def _query_key(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
-        """Yield rows of heads that train, frozen rows or their factors, adapters."""
+        """Yield learned rows, then frozen rows, or the factors of both, then adapters."""
         policy = self.policy
         name = f"{at.module}.linear_qkv"
-        every = range(shape.num_query_groups)
+        all_groups = range(shape.num_query_groups)
         chosen = set(self.frozen_groups)
-        frozen = tuple(group in chosen for group in every)
+        frozen = tuple(group in chosen for group in all_groups)
+        # Shared rows are stored once, under the query's name.
         roles = ("query",) if policy.shared else ("query", "key")
-        held = {role: sum(frozen) if role in policy.frozen_row_roles else 0 for role in roles}
-        left = {role: len(every) - held[role] if policy.has_rows else 0 for role in roles}
-        trained = tuple(not one or policy.freezes_one_role for one in frozen)
-        yield from self._trained(at, shape, left, groups=trained)
-        yield from self._frozen(at, shape, held, frozen)
-        adapted = policy.adapted_groups(self.frozen_groups, len(every))
+        frozen_counts = {
+            role: sum(frozen) if role in policy.frozen_row_roles else 0 for role in roles
+        }
+        trained_counts = {
+            role: len(all_groups) - frozen_counts[role] if policy.has_rows else 0 for role in roles
+        }
+        # Where one role is frozen the other role's rows train in every group.
+        trained = tuple(not is_frozen or policy.freezes_one_role for is_frozen in frozen)
+        yield from self._trained(at, shape, trained_counts, groups=trained)
+        yield from self._frozen(at, shape, frozen_counts, frozen)
+        adapted = policy.adapted_groups(self.frozen_groups, len(all_groups))
         if adapted:
-            with_adapters = tuple(group in adapted for group in every)
+            with_adapters = tuple(group in adapted for group in all_groups)
             sizes = adapter_sizes(shape, policy)
             corrections = Corrections(policy.corrections, sizes, with_adapters)
             yield from corrections.tensors(Place(name, at.stream, at.layer), shape)
 
-    def _parts(
+    def _role_parts(
         self, at: Place, shape: ModelShape, groups: Mapping[str, int], rows: int
     ) -> tuple[tuple[str, int], ...]:
-        """Return queries, then keys, of these numbers of groups: `rows` for each head."""
+        """Return the parts of queries, then keys: `rows` for each head of so many groups."""
         heads = {"query": shape.queries_per_group, "key": 1}
         counts = {role: number * heads[role] * rows for role, number in groups.items()}
         return tuple((f"{at.stream}.{role}", count) for role, count in counts.items() if count)
@@ -232,16 +229,14 @@ class QueryKeyValue(Part):
         self,
         at: Place,
         shape: ModelShape,
-        left: Mapping[str, int],
+        counts: Mapping[str, int],
         *,
         groups: tuple[bool, ...],
     ) -> Iterator[Tensor]:
-        """Yield rows that train or have trained, or the factors in their place.
+        """Yield rows that train or have been trained, or the factors in their place.
 
         Args:
-            at: place of the layer's attention.
-            shape: sizes of the model.
-            left: {role: number of key heads with such rows}.
+            counts: {role: number of key heads with such rows}.
             groups: for each key head whether it has such rows, or its query heads.
         """
         name = f"{at.module}.linear_qkv"
@@ -249,23 +244,25 @@ class QueryKeyValue(Part):
         sizes = shape.num_layers, shape.num_query_groups
         begins = self.policy.trained_from(*sizes)[at.layer or 0]
         until = self.kept_from
+        # Kept rows are stored like trained ones, but get no gradient, state or decay.
         kept = until is not None and until <= self.phase
         factors = self.policy.trains_factors
+        # Rows count as blocks of a = 1 row and b = hidden columns.
         a, b = block_sizes(shape.hidden_size, head_dim) if factors else (1, shape.hidden_size)
-        parts = self._parts(at, shape, left, head_dim // a)
+        parts = self._role_parts(at, shape, counts, head_dim // a)
         rows = sum(count for _, count in parts)
         from_bank = begins is not None or self._starts_from_bank
-        made: dict[str, tuple[tuple[int, ...], Start]] = {
+        weights: dict[str, tuple[tuple[int, ...], Start]] = {
             "trained_query_key": ((rows, b), "bank" if from_bank else "normal")
         }
         if factors:
-            made = {
+            weights = {
                 "trained_right_query_key": ((rows, a, b), "right_factor"),
                 "trained_left_query_key": ((rows, a, a), "left_factor"),
             }
-        for own, (size, start) in made.items() if rows else ():
+        for weight_name, (size, start) in weights.items() if rows else ():
             yield Tensor(
-                f"{name}.{own}",
+                f"{name}.{weight_name}",
                 size,
                 "kept" if kept else "ordinary",
                 cut=0,
@@ -280,19 +277,19 @@ class QueryKeyValue(Part):
             )
 
     def _frozen(
-        self, at: Place, shape: ModelShape, held: Mapping[str, int], groups: tuple[bool, ...]
+        self, at: Place, shape: ModelShape, counts: Mapping[str, int], groups: tuple[bool, ...]
     ) -> Iterator[Tensor]:
         """Yield frozen rows, or their factors."""
         structured, hidden = self.policy.structured, shape.hidden_size
         a, b = block_sizes(hidden, shape.head_dim) if structured else (1, hidden)
-        parts = self._parts(at, shape, held, shape.head_dim // a)
+        parts = self._role_parts(at, shape, counts, shape.head_dim // a)
         rows = sum(count for _, count in parts)
         stored: dict[str, tuple[tuple[int, ...], int]] = {"weight": ((rows, b), 0)}
         if structured:
             stored = {"right": ((a, rows, b), 1), "left": ((rows, a, a), 0)}
-        for what, (size, cut) in stored.items() if rows else ():
+        for suffix, (size, cut) in stored.items() if rows else ():
             yield Tensor(
-                f"{at.module}.linear_qkv.query_key_{what}",
+                f"{at.module}.linear_qkv.query_key_{suffix}",
                 size,
                 "frozen",
                 cut=cut,
@@ -308,14 +305,14 @@ class QueryKeyValue(Part):
 class QueryKeyNorm(Part):
     """q_h ← g_q ∘ q_h / rms(q_h), k alike, computed in fp32: gains that all heads of a layer share.
 
-    The last that is done to queries and keys before positions rotate them.
+    Applied to queries and keys last, before positions rotate them.
     """
 
     name = "qk_norm"
 
     @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
-        """Yield the gains of queries and of keys; a rank's gradients are of its heads."""
+        """Yield the gains of queries and of keys, whose gradients on a rank cover its heads."""
         for role, module in {"query": "q_layernorm", "key": "k_layernorm"}.items():
-            place = Place(f"{at.module}.{module}", f"{at.stream}.{role}_norm", at.layer)
-            yield replace(norm_vector(place, "weight", shape.head_dim, "ones"), partial="heads")
+            norm_at = Place(f"{at.module}.{module}", f"{at.stream}.{role}_norm", at.layer)
+            yield replace(norm_vector(norm_at, "weight", shape.head_dim, "ones"), partial="heads")

@@ -45,7 +45,7 @@ VARIANTS: dict[str, QKPolicy] = {
 }
 
 ORDINARY = "vanilla"
-"""The default variant for others to be compared with."""
+"""The variant that the others are compared with."""
 LEADING = "monarch_shared_conv"
 """The frozen variant of the findings, which is tried first on another text."""
 
@@ -53,11 +53,10 @@ LEADING = "monarch_shared_conv"
 def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
     """Return the policy of a named variant, with the given axes (not None) replaced.
 
-    Axes are checked and replaced in the order of AXES, each against the policy with those before
-    it.
+    Axes are checked and replaced in the order of AXES, each against the policy with the earlier
+    ones replaced.
 
     Args:
-        variant: name of the variant.
         axes: {axis: value}; None: the variant's own.
 
     Raises:
@@ -68,11 +67,11 @@ def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
             f"attention.variant is '{variant}'; known variants: {', '.join(VARIANTS)}"
         )
     policy = VARIANTS[variant]
-    given = {name: value for name, value in (axes or {}).items() if value is not None}
-    unknown = [name for name in given if name not in AXES]
+    requested = {name: value for name, value in (axes or {}).items() if value is not None}
+    unknown = [name for name in requested if name not in AXES]
     if unknown:
         raise MethodError(f"there is no axis '{unknown[0]}'; known axes: {', '.join(AXES)}")
-    for name in sorted(given, key=list(AXES).index):
-        AXES[name].check(policy, given[name], variant)
-        policy = replace(policy, **{name: given[name]})
+    for name in sorted(requested, key=list(AXES).index):
+        AXES[name].check(policy, requested[name], variant)
+        policy = replace(policy, **{name: requested[name]})
     return policy

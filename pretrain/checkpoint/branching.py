@@ -28,10 +28,6 @@ from pretrain.runs.tags import LEARNING_RATE, METRICS
 def branch_points(resolved: Resolved, trunk: RunDirectory) -> list[Path]:
     """Return the trunk's complete checkpoints that the run may start from, newest first.
 
-    Args:
-        resolved: of the run that branches off.
-        trunk: the run that it branches off from.
-
     Raises:
         UserError: the trunk has none, or had another value of a key that decides about its steps.
     """
@@ -40,10 +36,10 @@ def branch_points(resolved: Resolved, trunk: RunDirectory) -> list[Path]:
     complete = trunk.complete_checkpoints()
     points = [path for path in complete if step_of(path) <= last]
     if not points:
-        there = ", ".join(str(step_of(path)) for path in reversed(complete)) or "none"
+        steps = ", ".join(str(step_of(path)) for path in reversed(complete)) or "none"
         raise UserError(
             f"schedule.branch_from={trunk.path} has no complete checkpoint up to step {last}, "
-            f"after which its learning rates are not this run's (complete: {there}); train it "
+            f"after which its learning rates are not this run's (complete: {steps}); train it "
             "with a checkpoint.every and checkpoint.keep_last that leave one there"
         )
     return points
@@ -51,18 +47,18 @@ def branch_points(resolved: Resolved, trunk: RunDirectory) -> list[Path]:
 
 def _check_keys(values: Mapping[str, Mapping[str, Any]], trunk: RunDirectory) -> None:
     """Refuse a trunk that had another value of a key that decides about its steps, at any time."""
-    place = f"schedule.branch_from={trunk.path}"
+    option = f"schedule.branch_from={trunk.path}"
     settings = _facts(trunk.config)
     for change in effective_changes(settings, values):
         if KEYS[change.key].trunk:
             raise UserError(
-                f"{place}: {change} in the trunk; set it back, or leave schedule.branch_from out"
+                f"{option}: {change} in the trunk; set it back, or leave schedule.branch_from out"
             )
     for recorded, _, last in earlier_settings(_facts(trunk.environment)):
         key = present_key(recorded)
         if key in KEYS and KEYS[key].trunk:
             raise UserError(
-                f"{place}: {key} changed at step {last + 1}; branch from a run that kept it"
+                f"{option}: {key} changed at step {last + 1}; branch from a run that kept it"
             )
 
 
@@ -90,15 +86,14 @@ def origin_of(trunk: RunDirectory, step: int) -> dict[str, Any]:
     """Return where a branch comes from, for environment.json.
 
     Args:
-        trunk: the run that it branches off from.
-        step: of the checkpoint that it starts from.
+        step: step of the checkpoint that the branch starts from.
 
     Returns:
         The trunk's directory, the step, the commit that trained it, and when the trunk began, or
         the trunk that it is a branch of itself.
     """
     segments = _facts(trunk.environment).get("segments", [])
-    until = [each for each in segments if each["first_step"] <= step]
+    until = [start for start in segments if start["first_step"] <= step]
     segment = until[-1] if until else {}
     first = segments[0] if segments else {}
     started = first.get("branched_from", {}).get("started", first.get("started"))
@@ -114,15 +109,15 @@ def take_records(trunk: RunDirectory, run: RunDirectory, step: int) -> None:
     """Begin the run's metrics.jsonl with the trunk's records, without what was measured.
 
     Args:
-        trunk: the run that the records are of.
-        run: the run that gets them.
-        step: of the last record.
+        step: step of the last record.
     """
     measured = {metric.tag for metric in METRICS if metric.measured}
     records = itertools.takewhile(
         lambda record: record["step"] <= step, read_metrics(trunk.metrics)
     )
-    kept = ({tag: value for tag, value in each.items() if tag not in measured} for each in records)
+    kept = (
+        {tag: value for tag, value in entry.items() if tag not in measured} for entry in records
+    )
     write_text_atomically(run.metrics, "".join(json.dumps(record) + "\n" for record in kept))
 
 

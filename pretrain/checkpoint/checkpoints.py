@@ -49,7 +49,7 @@ class DeferredError:
     anyway.
 
     Args:
-        device: for collectives.
+        device: device of the collectives.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -106,9 +106,9 @@ class Checkpoints:
     Args:
         resolved: the configuration and its layout.
         context: this rank's place in the layout.
-        identity: as `run_identity` returns it.
+        identity: the run's settings, data and bank, from `run_identity`.
         resumed: the run's own checkpoint that it resumes from, if any.
-        errors: takes what all ranks must end for.
+        errors: holder of the errors for which all ranks must end.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Checkpoints:
         then).
 
         Args:
-            good: the checkpoint is known good already.
+            good: whether the checkpoint is known good already.
 
         Raises:
             UserError: on every rank, if a save that is not in the background failed.
@@ -355,8 +355,8 @@ class Checkpoints:
             if aside is None:
                 lines.append(f"removed {path.name}, which a killed run had not finished to save")
             else:
-                what = "has all its files but" if (aside / ABOUT).exists() else "has lost"
-                lines.append(f"kept aside as {aside.name}: {path.name} {what} {MARKER}")
+                condition = "has all its files but" if (aside / ABOUT).exists() else "has lost"
+                lines.append(f"kept aside as {aside.name}: {path.name} {condition} {MARKER}")
         remove_left_behind(self.run)
         self.run.name_latest(self._resumed)  # what `latest` named before has been judged
         return lines

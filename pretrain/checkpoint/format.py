@@ -6,8 +6,8 @@
                   checkpoint.json              identity of the run, position in training, layout
                   COMPLETE                     size and SHA-256 of every other file; written last
 
-docs/checkpoints.md describes the format for other readers. Whatever is read goes through a pydantic
-form with bounds, so that a file with anything in it is used or refused.
+docs/checkpoints.md describes the format for other readers. Every file is parsed by a pydantic form
+with bounds, so a file with unexpected content is refused and never half used.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ READS = (1, 2)
 """Formats that this version reads; in format 1 every parameter has FORMAT_1_STATES."""
 FORMAT_1_STATES = ("exp_avg", "exp_avg_sq")
 MASTER = "master"
-"""The kind of the fp32 weights; the others are the states that an optimizer keeps beside them."""
+"""The kind of the fp32 weights; the other kinds are the states of the optimizer."""
 PARAMETERS = "parameters.json"
 
 T = TypeVar("T")
 
 
 class DamagedCheckpoint(UserError):
-    """A checkpoint with a file that differs from what was saved."""
+    """Error for a checkpoint with a file that differs from the one that was saved."""
 
 
 def damaged(file: Path, problem: str) -> DamagedCheckpoint:
     """Return the error for a damaged file.
 
     Args:
-        file: in the checkpoint's directory.
-        problem: a clause that follows the file's name.
+        file: A file in the checkpoint's directory.
+        problem: A clause that follows the file's name.
     """
     return DamagedCheckpoint(
         f"{file} {problem}; restore it, or take another checkpoint: --step, or for a training "
@@ -59,11 +59,10 @@ def damaged(file: Path, problem: str) -> DamagedCheckpoint:
 
 
 def unreadable(file: Path, error: OSError) -> DamagedCheckpoint:
-    """Return the error for a file that the system does not let us read.
+    """Return the error for a file that cannot be read.
 
     Args:
-        file: in the checkpoint's directory.
-        error: of the attempt.
+        file: A file in the checkpoint's directory.
     """
     return damaged(file, f"cannot be read ({error.strerror})")
 
@@ -78,7 +77,7 @@ def tensor_key(kind: str, name: str) -> str:
 
     Args:
         kind: MASTER, or a state of the optimizer.
-        name: of the logical parameter.
+        name: Name of the logical parameter.
     """
     return f"{kind}/{name}"
 
@@ -86,14 +85,14 @@ def tensor_key(kind: str, name: str) -> str:
 def safetensors_header(
     tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Return the head of a safetensors file.
+    """Return the head of a safetensors file: a JSON object, and before it its length in 8 bytes.
 
-    The length of a JSON object in 8 bytes, and the object. Written here because the safetensors
-    package copies every tensor before it writes, and cannot hash.
+    Built here because the safetensors package copies every tensor before it writes, and cannot
+    hash.
 
     Args:
         tensors: (name, the format's name of the type, shape, bytes) in the order of the file.
-        metadata: entries for other readers.
+        metadata: Entries for other readers.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
@@ -102,7 +101,7 @@ def safetensors_header(
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
         offset += size
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the format asks for tensors aligned to 8 bytes
     return len(text).to_bytes(8, "little") + text
 
 
@@ -116,7 +115,7 @@ class Block:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Block:
-        """Return the block that is a whole tensor."""
+        """Return the block of a whole tensor."""
         return cls(0, 0, shape[0])
 
     def shape(self, full: tuple[int, ...]) -> tuple[int, ...]:
@@ -144,7 +143,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class StoredSlice:
-    """Elements [start, start + length) of a flattened block; `file` has every kind of them."""
+    """Elements [start, start + length) of a flattened block; `file` holds all their kinds."""
 
     file: str
     block: Block
@@ -157,11 +156,11 @@ class StoredParameter:
     """A logical parameter.
 
     Attributes:
-        shape: of the whole parameter.
-        step: count of the updates that its states have seen; None if its optimizer counts none.
-        slices: where its elements are.
-        states: what the optimizer keeps of it beside the master weight.
-        dtype: of every kind in the file.
+        shape: Shape of the whole parameter.
+        step: Updates that its states have seen; None if its optimizer does not count them.
+        slices: Positions of its elements in the files.
+        states: Kinds of values that the optimizer keeps beside the master weight.
+        dtype: Type of every kind in the file.
     """
 
     shape: Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -172,7 +171,7 @@ class StoredParameter:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return what the files have of every element: the master weight, then the states."""
+        """Return the kinds of values stored of an element: the master weight, then the states."""
         return (MASTER, *self.states)
 
     def blocks(self) -> dict[Block, list[StoredSlice]]:
@@ -183,7 +182,7 @@ class StoredParameter:
         return blocks
 
     def gap(self) -> str | None:
-        """Return a clause about elements that no slice has, or two have; None if there are none."""
+        """Return a clause about elements in no slice, or in two; None if there are none."""
         blocks = self.blocks()
         reached = 0
         dims = {block.dim for block in blocks}
@@ -253,13 +252,13 @@ class About:
     """The content of checkpoint.json.
 
     Attributes:
-        keys: settings that make the checkpoint the run's own (`identity.run_identity`).
-        data: the blend that it was trained on.
-        frozen_bank: recipe and digests of the frozen bank.
-        position: progress of the run.
-        counters: DeepSpeed's own.
-        layout: that wrote the checkpoint, as `identity.Layout.as_dict` returns it.
-        format: of the checkpoint.
+        keys: Settings that tie the checkpoint to the run (`identity.run_identity`).
+        data: Blend of the training data.
+        frozen_bank: Recipe and digests of the frozen bank.
+        position: Progress of the run.
+        counters: DeepSpeed's own counters.
+        layout: Layout that wrote the checkpoint, from `identity.Layout.as_dict`.
+        format: Number of the checkpoint's format.
     """
 
     keys: dict[str, Any]
@@ -273,7 +272,7 @@ class About:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What one rank wrote: its file, and its slices by logical parameter."""
+    """The record of one rank's writing: its file, and its slices by logical parameter."""
 
     file: StoredFile
     parameters: dict[str, StoredParameter]
@@ -329,26 +328,26 @@ def read_index(checkpoint: Path) -> dict[str, StoredParameter]:
         UserError: the file cannot be read, elements of a parameter are missing, or a file is not
             named in COMPLETE or is too short for them.
     """
-    place = checkpoint / PARAMETERS
-    index = _read(_INDEX, place)
+    index_file = checkpoint / PARAMETERS
+    index = _read(_INDEX, index_file)
     files = read_marker(checkpoint)
     needed: Counter[str] = Counter()
     for name, parameter in index.items():
         gap = parameter.gap()
         if gap is not None:
-            raise damaged(place, f"does not have all of '{name}': {gap}")
+            raise damaged(index_file, f"does not have all of '{name}': {gap}")
         for piece in parameter.slices:
             needed[piece.file] += FP32 * len(parameter.kinds) * piece.length
     for file, size in needed.items():
         if file not in files:
-            raise damaged(place, f"names {file}, which {MARKER} does not")
+            raise damaged(index_file, f"names {file}, which {MARKER} does not")
         if size > files[file].bytes:
-            raise damaged(place, f"names {size} bytes of {file}, which has fewer")
+            raise damaged(index_file, f"names {size} bytes of {file}, which has fewer")
     return index
 
 
 def read_sidecar(file: Path) -> Sidecar:
-    """Return what one rank wrote.
+    """Read the sidecar of one rank.
 
     Raises:
         UserError: the file cannot be read.
@@ -367,12 +366,12 @@ def about_json(about: About) -> str:
 
 
 def _read(form: TypeAdapter[T], file: Path) -> T:
-    """Read a JSON file of a checkpoint in a form, or refuse it in one sentence."""
-    if file.exists() and not file.is_file():  # of a pipe nobody may ever read anything
+    """Parse a JSON file of a checkpoint by a form, or refuse the file in one sentence."""
+    if file.exists() and not file.is_file():  # reading a pipe might block forever
         raise damaged(file, "cannot be read (it is not a regular file)")
     try:
         content = file.read_bytes()
-        parse_json(content)  # pydantic would take the last of a key's values
+        parse_json(content)  # refuses repeated keys, of which pydantic takes the last value
         return form.validate_json(content, strict=True)
     except FileNotFoundError:
         raise damaged(file, "is missing") from None
@@ -380,8 +379,8 @@ def _read(form: TypeAdapter[T], file: Path) -> T:
         raise unreadable(file, error) from None
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "it"
-        raise damaged(file, f"is damaged: {place}: {first['msg'].lower()}") from None
+        location = ".".join(map(str, first["loc"])) or "it"
+        raise damaged(file, f"is damaged: {location}: {first['msg'].lower()}") from None
     except ValueError as error:
         raise damaged(file, f"is damaged: it is not JSON ({error})") from None
 
@@ -392,21 +391,21 @@ def merged(
     """Merge the ranks' indices into one.
 
     Args:
-        checkpoint: named in errors.
-        of_ranks: of each rank, {logical name: what it wrote of the parameter}.
+        checkpoint: The checkpoint's directory, for errors.
+        of_ranks: For each rank, {logical name: the parameter as the rank wrote it}.
 
     Raises:
-        RuntimeError: the ranks do not have one model, all together.
+        RuntimeError: the ranks' slices do not add up to one model.
     """
     index: dict[str, StoredParameter] = {}
     for parameters in of_ranks:
-        for name, own in parameters.items():
-            had = index.setdefault(name, replace(own, slices=()))
-            if replace(own, slices=()) != replace(had, slices=()):
+        for name, written in parameters.items():
+            joined = index.setdefault(name, replace(written, slices=()))
+            if replace(written, slices=()) != replace(joined, slices=()):
                 raise RuntimeError(
                     f"{checkpoint}: two ranks disagree about the shape, step or states of '{name}'"
                 )
-            index[name] = replace(own, slices=(*had.slices, *own.slices))
+            index[name] = replace(written, slices=(*joined.slices, *written.slices))
     gaps = [f"'{name}': {gap}" for name, parameter in index.items() if (gap := parameter.gap())]
     if gaps:
         raise RuntimeError(f"{checkpoint}: what the ranks wrote does not have all of {gaps[0]}")

@@ -52,10 +52,6 @@ def run_identity(resolved: Resolved, blend: Blend) -> dict[str, Any]:
 
     The layout over ranks is not a part of the identity. The digests of the frozen bank
     (`bank_digests`) are still missing: they are known once the model is built.
-
-    Args:
-        resolved: the run's configuration.
-        blend: the run's data.
     """
     config = resolved.config
     recipe = resolved.recipe
@@ -83,7 +79,7 @@ def accept_identity(
 
     Args:
         checkpoint: named in refusals.
-        saved: content of its checkpoint.json.
+        saved: content of the checkpoint's checkpoint.json.
         live: this run's `run_identity`; the bank's digests are compared later (`check_bank`).
         allow_data_change: other data are accepted, but for another tokenizer.
 
@@ -94,16 +90,16 @@ def accept_identity(
         UserError: names all differences of the data, or the first setting that differs, or the
             difference of the frozen bank's recipe.
     """
-    known = _with_phases(saved.keys)
-    for key, was in known.items():
+    saved_settings = _with_phases(saved.keys)
+    for key, was in saved_settings.items():
         if sentence := removed_sentence(key, was):
             raise UserError(f"checkpoint {checkpoint}: {sentence}")
     for key, value in live["keys"].items():
-        was = without_removed(key, known.get(key))
-        if key == _PHASES and _STEPS in known and _STEPS in live["keys"]:
+        was = without_removed(key, saved_settings.get(key))
+        if key == _PHASES and _STEPS in saved_settings and _STEPS in live["keys"]:
             was = phases_without_at(was)
             value = phases_without_at(value)
-        younger = key not in known and value in (None, _DEFAULTS.get(key))
+        younger = key not in saved_settings and value in (None, _DEFAULTS.get(key))
         if was == value or younger or (key in DATA_KEYS and not _fixed_by_weights(key, saved)):
             continue
         if key == _STEPS:
@@ -143,12 +139,12 @@ def phases_without_at(entries: Any) -> Any:
 
 def _with_phases(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's settings, those of attention.unfreeze as attention.phases has them."""
-    known = dict(keys)
-    former = known.pop(FORMER_PHASES, None)
+    settings = dict(keys)
+    former = settings.pop(FORMER_PHASES, None)
     if former is not None:
-        known[_PHASES] = phases_of_unfreeze(former)
-        known[_STEPS] = known.pop(f"the steps after which {FORMER_PHASES} applies", None)
-    return known
+        settings[_PHASES] = phases_of_unfreeze(former)
+        settings[_STEPS] = settings.pop(f"the steps after which {FORMER_PHASES} applies", None)
+    return settings
 
 
 def _fixed_by_weights(key: str, saved: About) -> bool:
@@ -164,8 +160,8 @@ def check_bank(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any
 
     Args:
         checkpoint: named in refusals.
-        saved: of the checkpoint.
-        live: of this run.
+        saved: recipe and digests of the checkpoint's bank.
+        live: recipe and digests of this run's bank.
 
     Raises:
         UserError: they differ.
@@ -202,8 +198,7 @@ def layout_changes(earlier: Mapping[str, Any], layout: Layout) -> list[Change]:
     """Return the differences of a run's layout from an earlier one.
 
     Args:
-        earlier: what `Layout.as_dict` returned, as a checkpoint holds it.
-        layout: of this run.
+        earlier: content of `Layout.as_dict`, as a checkpoint holds it.
     """
     return [
         Change(key, earlier[key], value)
@@ -228,8 +223,7 @@ def layout_line(changes: list[Change], dropout: float) -> str:
     """Return one line that names the changes of the layout, and their consequence.
 
     Args:
-        changes: from the layout that wrote the checkpoint.
-        dropout: model.dropout.
+        changes: differences from the layout that wrote the checkpoint.
     """
     differences = ", ".join(
         f"{_NAMES.get(change.key, change.key)} {_word(change.was)} -> {_word(change.value)}"
@@ -249,8 +243,7 @@ def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
     """Return the SHA-256 of all live frozen rows for every (layer, role) (collective).
 
     Args:
-        model: with the bank, and rows that are frozen as they were trained, in its buffers.
-        context: this rank's place in the layout.
+        model: a model with the bank, and rows that are frozen as they were trained, in its buffers.
 
     Raises:
         UserError: on every rank, if two ranks hold different rows.
@@ -274,9 +267,7 @@ def trained_digests(
     """Return the SHA-256 of rows that train, or are frozen as they were trained (collective).
 
     Args:
-        model: the model.
-        context: this rank's place in the layout.
-        layers: numbers of the layers whose rows these are.
+        layers: numbers of the layers to take the rows from.
 
     Returns:
         {layer and role as text: SHA-256}.
@@ -299,20 +290,20 @@ def _digests(
     shards: Iterable[tuple[str, Sequence[int], torch.Tensor]], context: ParallelContext
 ) -> dict[str, str]:
     """Return {name: SHA-256 of all heads} of (name, this rank's heads, their rows) (collective)."""
-    own = {}
+    rank_digests = {}
     for name, heads, weight in shards:
         rows = weight.size(0) // max(1, len(heads))
         digests = head_digests(weight.cpu(), rows) if heads else []
-        own[name] = dict(zip(heads, digests, strict=True))
+        rank_digests[name] = dict(zip(heads, digests, strict=True))
     ranks: list[Any] = [None] * context.tensor_parallel_size
-    dist.all_gather_object(ranks, own, group=context.tensor_parallel_group)
-    found = {}
+    dist.all_gather_object(ranks, rank_digests, group=context.tensor_parallel_group)
+    role_digests = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         by_head = {head: sha for rank in ranks for head, sha in rank.get(name, {}).items()}
-        found[name] = role_digest(by_head[head] for head in sorted(by_head))
+        role_digests[name] = role_digest(by_head[head] for head in sorted(by_head))
     require_equal_on_all_ranks(
         "the frozen Query/Key bank",
-        json.dumps(found),
+        json.dumps(role_digests),
         "give every rank the same config, numpy version and CPU kind",
     )
-    return found
+    return role_digests

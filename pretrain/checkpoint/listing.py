@@ -15,7 +15,7 @@ from pretrain.errors import UserError
 from pretrain.runs.directory import DAMAGED_SUFFIX, GOOD, MARKER, WITHDRAWN, RunDirectory, step_of
 
 THREADS = 16
-"""Number of files hashed at once: nothing else uses the machine's cores for this run."""
+"""Number of files hashed at once; no training shares the cores with the hashing."""
 
 
 class State(Enum):
@@ -36,13 +36,13 @@ class Listed:
     """A directory in RUN/checkpoints.
 
     Attributes:
-        path: of the directory.
-        state: what a run may do with the checkpoint.
-        bytes: size of all its files on the disk.
-        saved: time of completion, or of the last change if incomplete, in seconds since the epoch.
-        about: the content of checkpoint.json; None where it is missing or damaged.
-        files: the files that COMPLETE names; empty where COMPLETE is missing or damaged.
-        problems: a sentence for each damaged or missing file.
+        path: The checkpoint's directory.
+        state: State of the checkpoint, by which a run may use it.
+        bytes: Size of all its files on the disk.
+        saved: Time of completion, or of the last change if incomplete, in seconds since the epoch.
+        about: The content of checkpoint.json; None where it is missing or damaged.
+        files: The files that COMPLETE names; empty where COMPLETE is missing or damaged.
+        problems: A sentence for each damaged or missing file.
     """
 
     path: Path
@@ -88,14 +88,14 @@ def list_checkpoints(run: Path) -> list[Listed]:
     if not directory.is_dir():
         raise UserError(f"{run} has no directory {directory.name}; give the directory of a run")
     try:
-        found = [_listed_or_gone(path) for path in sorted(directory.iterdir())]
+        entries = [_listed_or_gone(path) for path in sorted(directory.iterdir())]
     except PermissionError as error:
         raise UserError(f"{error.filename} cannot be read ({error.strerror})") from None
-    return [each for each in found if each is not None]
+    return [entry for entry in entries if entry is not None]
 
 
 def _listed_or_gone(path: Path) -> Listed | None:
-    """Return the entry of a checkpoint; None for another file, or if it is removed meanwhile."""
+    """Return the entry of a checkpoint; None for another file, or one that is removed meanwhile."""
     try:
         step_of(path.with_name(path.name.partition(".")[0]))
     except ValueError:
@@ -143,7 +143,7 @@ def _problem(error: UserError) -> str:
 
 @contextmanager
 def _noting(problems: list[str]) -> Iterator[None]:
-    """Add an error that is raised inside to `problems`."""
+    """Add an error raised in the block to `problems`."""
     try:
         yield
     except UserError as error:
@@ -166,22 +166,22 @@ def _state(path: Path, about: About | None, has_problems: bool) -> State:
 
 
 def verified(checkpoint: Listed, say: Callable[[str], None]) -> Listed | None:
-    """Hash every file of a checkpoint; None if a training has removed it meanwhile.
+    """Hash every file of a checkpoint; return None if a training has removed it meanwhile.
 
     Args:
-        checkpoint: as `list_checkpoints` returns it.
-        say: called with a line on the progress every few seconds.
+        checkpoint: An entry of `list_checkpoints`.
+        say: Called with a line of progress every few seconds.
     """
     path = checkpoint.path
     files = {
         name: file
         for name, file in checkpoint.files.items()
-        if not any(size_problems(path, {name: file}))  # which is among the problems already
+        if not any(size_problems(path, {name: file}))  # such a file is among the problems already
     }
-    found = [_problem(error) for error in hash_problems(path, files, say, THREADS)]
+    new_problems = [_problem(error) for error in hash_problems(path, files, say, THREADS)]
     if not path.is_dir():
         return None
-    problems = tuple(dict.fromkeys([*checkpoint.problems, *found]))
+    problems = tuple(dict.fromkeys([*checkpoint.problems, *new_problems]))
     return replace(
         checkpoint, problems=problems, state=State.DAMAGED if problems else checkpoint.state
     )

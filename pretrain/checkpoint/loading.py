@@ -5,10 +5,10 @@
         stored.full(MASTER, name)    # fp32, on the CPU; no engine, no process groups
 
 When a run resumes, every rank loads its own part of each parameter. The model's weights come first,
-before DeepSpeed wraps the model and makes its own copies of them. Then the master weights, which
-may be more precise than the model's, and the optimizer's states are overwritten slice by slice. Of
-a file only the slices that are needed are read, if the range is contiguous in the stored blocks;
-else the whole parameter is assembled, one at a time.
+before DeepSpeed wraps the model and copies them. Then the master weights, which may be more precise
+than the model's, and the optimizer's states are overwritten slice by slice. A rank reads only the
+slices that it needs if they are contiguous in the stored blocks; otherwise it assembles the whole
+parameter, one at a time.
 """
 
 from __future__ import annotations
@@ -39,11 +39,8 @@ from pretrain.errors import UserError
 class StoredCheckpoint:
     """A complete checkpoint on disk, opened for reading.
 
-    Args:
-        path: its directory.
-
     Attributes:
-        about: content of checkpoint.json.
+        about: Content of checkpoint.json.
         parameters: {logical name: the stored parameter}.
 
     Raises:
@@ -60,11 +57,11 @@ class StoredCheckpoint:
         """Return the stored parameter.
 
         Args:
-            name: of the logical parameter.
-            shape: of the whole parameter in the live model.
+            name: Name of the logical parameter.
+            shape: Shape of the whole parameter in the live model.
 
         Raises:
-            UserError: it is not there in this shape.
+            UserError: the checkpoint lacks the parameter, or has it in another shape.
         """
         stored = self.parameters.get(name)
         if stored is None:
@@ -79,8 +76,8 @@ class StoredCheckpoint:
         """Return a whole parameter: fp32, on the CPU.
 
         Args:
-            kind: one of the parameter's `kinds`.
-            name: of the logical parameter.
+            kind: One of the parameter's `kinds`.
+            name: Name of the logical parameter.
 
         Raises:
             UserError: a file is missing or is not what the index says.
@@ -102,11 +99,11 @@ class StoredCheckpoint:
         """Return elements [start, start + length) of a flattened block: fp32, on the CPU.
 
         Args:
-            kind: one of the parameter's `kinds`.
-            name: of the logical parameter.
-            block: of the whole parameter.
-            start: first element, in the block.
-            length: number of elements.
+            kind: One of the parameter's `kinds`.
+            name: Name of the logical parameter.
+            block: A block of the whole parameter.
+            start: First element in the block.
+            length: Number of elements.
 
         Raises:
             UserError: a file is missing or is not what the index says.
@@ -114,13 +111,16 @@ class StoredCheckpoint:
         stored = self.parameters[name]
         result = torch.empty(length)
         blocks = stored.blocks()
-        shifts = {own: _shift(own, block, stored.shape) for own in blocks}
+        shifts = {
+            stored_block: _shift(stored_block, block, stored.shape) for stored_block in blocks
+        }
+        # Blocks cut along another dimension interleave with this one; assemble the whole.
         if any(shift is None for shift in shifts.values()):
             cut = self.full(kind, name).narrow(block.dim, block.first, block.last - block.first)
             return cut.reshape(-1)[start : start + length]
-        for own, shift in shifts.items():
+        for stored_block, shift in shifts.items():
             assert shift is not None
-            for piece in blocks[own]:
+            for piece in blocks[stored_block]:
                 first = max(piece.start + shift, start)
                 last = min(piece.start + shift + piece.length, start + length)
                 if first < last:
@@ -148,16 +148,16 @@ class StoredCheckpoint:
         return values
 
 
-def _shift(stored: Block, wanted: Block, shape: tuple[int, ...]) -> int | None:
+def _shift(stored: Block, target: Block, shape: tuple[int, ...]) -> int | None:
     """Return the offset between an element's index in the flattened `stored` and `wanted` blocks.
 
     None if the offset is not constant, as when one block is cut along rows and the other along
     columns.
     """
-    if stored == wanted:
+    if stored == target:
         return 0
     ours = stored.rows(shape)
-    theirs = wanted.rows(shape)
+    theirs = target.rows(shape)
     return None if ours is None or theirs is None else ours[0] - theirs[0]
 
 
@@ -165,9 +165,9 @@ def load_weights(checkpoint: Path, model: GPT) -> None:
     """Load a checkpoint's weights into a model built without parallelism, in the model's precision.
 
     Args:
-        checkpoint: its directory.
-        model: with exactly the checkpoint's parameters and kept rows; other buffers, such as a
-            frozen bank, are left alone.
+        checkpoint: The checkpoint's directory.
+        model: A model with exactly the checkpoint's parameters and kept rows; other buffers, such
+            as a frozen bank, keep their values.
 
     Raises:
         UserError: the checkpoint is of another model, of another format, or damaged.
@@ -179,9 +179,8 @@ class StoredState:
     """The training state in a checkpoint, for one tensor-parallel rank.
 
     Args:
-        stored: the checkpoint.
         rank: tensor-parallel rank.
-        size: number of tensor-parallel ranks.
+        size: Number of tensor-parallel ranks.
     """
 
     def __init__(self, stored: StoredCheckpoint, rank: int, size: int) -> None:
@@ -190,7 +189,7 @@ class StoredState:
         self._size = size
 
     def give_weights(self, model: GPT) -> None:
-        """Overwrite every parameter and kept row of a model that DeepSpeed has not wrapped yet.
+        """Overwrite every parameter and kept row of a model before DeepSpeed wraps it.
 
         The model keeps its precision.
 
@@ -199,8 +198,8 @@ class StoredState:
         """
         parts = parts_of_rank(model.inventory, self._rank, self._size)
         if self._size == 1:
-            known = {part.name for own in parts.values() for part in own}
-            unknown = sorted(self._stored.parameters.keys() - known)
+            model_names = {part.name for tensor in parts.values() for part in tensor}
+            unknown = sorted(self._stored.parameters.keys() - model_names)
             if unknown:
                 raise UserError(
                     f"{self._stored.path} has a weight '{unknown[0]}' that this model has not; "
@@ -216,40 +215,41 @@ class StoredState:
                     weight.view(-1).narrow(0, part.start, part.numel).copy_(values)
 
     def give_optimizer(self, engine: Any) -> None:
-        """Overwrite master weights, optimizer states and counters of an engine around that model.
+        """Overwrite master weights, optimizer states and counters of an engine around the model.
 
         Raises:
             UserError: the checkpoint is of another optimizer, or damaged.
         """
         parts = parts_of_rank(engine.module.inventory, self._rank, self._size)
         steps: dict[int, int | None] = {}
-        for own in slices_of_rank(engine):
+        for live in slices_of_rank(engine):
             for part, start, values_start, length in overlaps(
-                own.start, own.length, parts[own.name]
+                live.start, live.length, parts[live.name]
             ):
                 stored = self._stored.parameter(part.name, part.shape)
-                self._require_states(part.name, stored, own)
-                if steps.setdefault(id(own.state), stored.step) != stored.step:
+                self._require_states(part.name, stored, live)
+                # Slices of one flat tensor share a step count, so their stored counts must agree.
+                if steps.setdefault(id(live.state), stored.step) != stored.step:
                     raise UserError(
                         f"{self._stored.path} has step counts that this run's optimizer keeps "
                         f"together, and '{part.name}' has another; restore the run's own "
                         "config.yaml"
                     )
-                if own.step is not None and stored.step is not None:
-                    own.step.fill_(stored.step)
-                for kind in own.kinds:
+                if live.step is not None and stored.step is not None:
+                    live.step.fill_(stored.step)
+                for kind in live.kinds:
                     values = self._stored.elements(
                         kind, part.name, block=part.block, start=start, length=length
                     )
-                    own.values(kind).narrow(0, values_start, length).copy_(values)
+                    live.values(kind).narrow(0, values_start, length).copy_(values)
         set_counters(engine, self._stored.about.counters)
 
-    def _require_states(self, name: str, stored: StoredParameter, own: Slice) -> None:
-        """Refuse a parameter whose states this run's optimizer does not keep, or keeps more of."""
-        if stored.states == own.states and (stored.step is None) == (own.step is None):
+    def _require_states(self, name: str, stored: StoredParameter, live: Slice) -> None:
+        """Check that a parameter has the states that this run's optimizer keeps."""
+        if stored.states == live.states and (stored.step is None) == (live.step is None):
             return
-        kept, wanted = (", ".join(states) or "none" for states in (stored.states, own.states))
+        kept, needed = (", ".join(states) or "none" for states in (stored.states, live.states))
         raise UserError(
             f"{self._stored.path} has the optimizer states {kept} of '{name}' but this run's "
-            f"optimizer keeps {wanted}; set the optimizer back, or choose another run.name"
+            f"optimizer keeps {needed}; set the optimizer back, or choose another run.name"
         )

@@ -39,10 +39,10 @@ class Start:
 
     Attributes:
         checkpoint: the checkpoint to resume from; None: start at step 0.
-        state: its content, for this rank.
-        about: content of its checkpoint.json.
+        state: the checkpoint's content, for this rank.
+        about: content of the checkpoint's checkpoint.json.
         trunk: the run that the checkpoint belongs to, if this run begins as its branch.
-        layout_changes: from the layout that wrote the checkpoint.
+        layout_changes: differences from the layout that wrote the checkpoint.
         notes: lines for the user.
     """
 
@@ -63,8 +63,6 @@ def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str,
     """Find the newest checkpoint, the run's own or its trunk's, and verify it (collective).
 
     Args:
-        resolved: the configuration and its layout.
-        context: this rank's place in the layout.
         identity: this run's `run_identity`; its bank is not compared here (see `check_bank`).
 
     Raises:
@@ -177,14 +175,14 @@ def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -
 
     With `fall_back`, and a checkpoint before it to continue from, that is a note for the user.
     """
-    named = run.named_latest()
+    latest = run.named_latest()
     lost = [
         path for path in run.lost_checkpoints() if newest is None or step_of(path) > step_of(newest)
     ]
     ended = run.state() in (CONTINUE, STOPPED, FINISHED)
     withdrawn = bool(run.withdrawn_checkpoints())
-    if named is not None and (newest is None or step_of(named) > step_of(newest)):
-        problem = f"{named} is not complete any more, though {run.latest} names it; restore it"
+    if latest is not None and (newest is None or step_of(latest) > step_of(newest)):
+        problem = f"{latest} is not complete any more, though {run.latest} names it; restore it"
     elif lost:
         problem = f"{lost[-1]} has lost files: it has {GOOD}, but no {MARKER}; restore it"
     elif newest is None and (witness := file_telling_of_a_save(run, ended, withdrawn)) is not None:

@@ -35,20 +35,20 @@ class Saving:
     """A save in progress.
 
     Args:
-        path: the checkpoint's directory.
-        snapshot: what this rank writes.
-        about: content of checkpoint.json; None on every rank but the first, which completes the
+        path: The checkpoint's directory.
+        snapshot: Values that this rank writes.
+        about: Content of checkpoint.json; None on every rank but the first, which completes the
             checkpoint.
-        world_size: number of ranks that write.
-        timeout: seconds that rank 0 waits for the other ranks' files once its own is written and
-            the checkpoint may count, and in which the file system must take something.
-        when_complete: called once the checkpoint counts, on the thread of rank 0.
+        world_size: Number of ranks that write.
+        timeout: Seconds that rank 0 waits for the other ranks' files once its own is written and
+            the checkpoint may count, and in which the file system must accept some bytes.
+        when_complete: Called once the checkpoint counts, on the thread of rank 0.
 
     Attributes:
-        error: what ended the thread, if anything did.
-        good: the checkpoint is known good. After the thread has ended, the caller has to write the
-            mark.
-        seconds_write: time the thread took to write, hash and make durable this rank's file; 0
+        error: The error that ended the thread, if any.
+        good: Whether the checkpoint is known good. After the thread has ended, the caller has to
+            write the mark.
+        seconds_write: Time the thread took to write, hash and make durable this rank's file; 0
             until then.
     """
 
@@ -96,16 +96,15 @@ class Saving:
         return self._may_count.is_set()
 
     def wait_for_own_part(self) -> None:
-        """Wait until this rank's file is on the disk, or could not be written."""
+        """Wait until this rank's file is on the disk or has failed to be written."""
         since = time.perf_counter()
         while not self._written.wait(self._timeout / 10):
             self.require_progress(since)
 
     def require_progress(self, since: float) -> None:
-        """End this process if the file system has taken nothing for PATIENCE timeouts.
+        """End this process if the file system has accepted nothing for PATIENCE timeouts.
 
-        An error would not end it: to remove the files, and the lock, is to wait for the same file
-        system.
+        Raising an error would hang: its handlers remove files and the lock on the same file system.
         """
         idle = time.perf_counter() - max(since, self._moved)
         if not self._written.is_set() and idle > PATIENCE * self._timeout:
@@ -150,7 +149,7 @@ class Saving:
                 self._complete(self._about)
         except Abandoned:
             pass
-        except Exception as error:  # for the training's thread, which alone can stop the run
+        except Exception as error:  # kept for the training's thread, which alone can stop the run
             self.error = error
         finally:
             self._written.set()
@@ -159,8 +158,8 @@ class Saving:
         self._moved = time.perf_counter()
 
     def _complete(self, about: About) -> None:
-        # Where training waits for the save, all files are there by then. A client of NFS that looks
-        # for one too early does not see it for up to a minute, which a preemption may not leave.
+        # A client of NFS that looks for a file too early may not see it for up to a minute, longer
+        # than a preemption may leave. Where training waits for the save, all files exist by now.
         self._may_count.wait()
         if self._abandoned.is_set():
             return
@@ -173,7 +172,7 @@ class Saving:
         )
         if self._abandoned.is_set():
             return
-        if self.good:  # first, so that a complete checkpoint that is known good always has the mark
+        if self.good:  # before COMPLETE, so that no complete checkpoint lacks its mark
             write_text_atomically(self.path / GOOD, "")
         declare_complete(self.path, files)
         self._when_complete(self.path)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pretrain.checkpoint.listing import Listed
 
 MIN_WIDTH = 120
-"""So that a table in a log is not folded at 80 columns."""
+"""Columns of a table outside a terminal, so that a log does not fold the table at 80."""
 
 checkpoint = typer.Typer(no_args_is_help=True, help="The checkpoints of a run; starts no ranks.")
 
@@ -44,9 +44,9 @@ def list_(run: RunArgument, as_json: JsonOption = False) -> None:
         typer.echo(f"{run} has no checkpoint yet")
         return
     _print_table(checkpoints)
-    for each in checkpoints:
-        if each.belongs_to_run:
-            for problem in each.problems:
+    for entry in checkpoints:
+        if entry.belongs_to_run:
+            for problem in entry.problems:
                 typer.echo(problem)
 
 
@@ -63,24 +63,24 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     from pretrain.reporting.text import byte_count
 
     say = partial(typer.echo, err=True)
-    listed = [each for each in list_checkpoints(run) if each.belongs_to_run]
-    judged = [found for each in listed if (found := verified(each, say)) is not None]
+    listed = [entry for entry in list_checkpoints(run) if entry.belongs_to_run]
+    judged = [result for entry in listed if (result := verified(entry, say)) is not None]
     if as_json:
         _print_json(judged)
     else:
-        for each in judged:
-            size = byte_count(sum(file.bytes for file in each.files.values()))
-            verdict = "damaged" if each.problems else f"whole, {each.state.value}"
-            typer.echo(f"{each.path.name}: {len(each.files)} files, {size}: {verdict}")
-            for problem in each.problems:
+        for entry in judged:
+            size = byte_count(sum(file.bytes for file in entry.files.values()))
+            verdict = "damaged" if entry.problems else f"whole, {entry.state.value}"
+            typer.echo(f"{entry.path.name}: {len(entry.files)} files, {size}: {verdict}")
+            for problem in entry.problems:
                 typer.echo(f"  {problem}")
         if not judged:
             typer.echo(f"{run} has no complete checkpoint")
-    raise typer.Exit(1 if any(each.problems for each in judged) else 0)
+    raise typer.Exit(1 if any(entry.problems for entry in judged) else 0)
 
 
 def _print_json(checkpoints: Sequence[Listed]) -> None:
-    typer.echo(json.dumps([each.as_json(time.time()) for each in checkpoints], indent=1))
+    typer.echo(json.dumps([entry.as_json(time.time()) for entry in checkpoints], indent=1))
 
 
 def _print_table(checkpoints: Sequence[Listed]) -> None:
@@ -93,11 +93,13 @@ def _print_table(checkpoints: Sequence[Listed]) -> None:
     from pretrain.reporting.text import NOTHING, byte_count
 
     rows = []
-    for each in checkpoints:
-        tokens = f"{each.about.position.consumed_tokens:,}" if each.about else NOTHING
-        layout = layout_text(each.about.layout) if each.about else NOTHING
-        age = age_text(time.time() - each.saved)
-        rows.append((each.path.name, tokens, byte_count(each.bytes), layout, age, each.state.value))
+    for entry in checkpoints:
+        tokens = f"{entry.about.position.consumed_tokens:,}" if entry.about else NOTHING
+        layout = layout_text(entry.about.layout) if entry.about else NOTHING
+        age = age_text(time.time() - entry.saved)
+        rows.append(
+            (entry.path.name, tokens, byte_count(entry.bytes), layout, age, entry.state.value)
+        )
     header = ("checkpoint", "tokens", "size", "written by", "age", "state")
     table = rich_table(Table(header, rows, text_columns=(0, 3, 5)), bare=True)
     width = get_terminal_size((MIN_WIDTH, 24)).columns

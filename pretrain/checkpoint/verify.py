@@ -22,7 +22,7 @@ from pretrain.ranks.cores import usable_cores
 from pretrain.runs.directory import step_of
 
 THREADS = 4
-"""Number of files hashed at once in a process: SHA-256 of one is slower than most file systems."""
+"""Number of files hashed at once; SHA-256 of one file is slower than most file systems."""
 SECONDS_BETWEEN_LINES = 10.0
 
 Files = Mapping[str, StoredFile]
@@ -37,15 +37,14 @@ def verify(
     """Check every file that COMPLETE names.
 
     Args:
-        checkpoint: its directory.
-        by_hash: read and hash the files; else only their sizes are checked.
-        share: (rank, number of ranks): each rank hashes its own part of the files, and checks all
+        checkpoint: The checkpoint's directory.
+        by_hash: Read and hash the files; otherwise only their sizes are checked.
+        share: (rank, number of ranks): each rank hashes its own part of the files and checks all
             sizes.
-        say: called with a line on the progress every few seconds.
+        say: Called with a line of progress every few seconds.
 
     Raises:
-        UserError: names the first file that is missing, of another size, unreadable or of another
-            content.
+        UserError: a file is missing, unreadable or has another size or content; names the first.
     """
     files = read_marker(checkpoint)
     for problem in size_problems(checkpoint, files):
@@ -55,9 +54,10 @@ def verify(
         raise damaged(checkpoint / ABOUT, f"is of step {step}")
     if by_hash:
         rank, ranks = share
+        # Dealt out by size, so that the ranks' shares of the bytes are about equal.
         largest_first = sorted(files, key=lambda name: (-files[name].bytes, name))
-        own = {name: files[name] for name in largest_first[rank::ranks]}
-        for problem in hash_problems(checkpoint, own, say):
+        share_of_rank = {name: files[name] for name in largest_first[rank::ranks]}
+        for problem in hash_problems(checkpoint, share_of_rank, say):
             raise problem
 
 
@@ -65,8 +65,8 @@ def size_problems(checkpoint: Path, files: Files) -> Iterator[DamagedCheckpoint]
     """Yield an error for each file that is missing, unreadable, or of another size.
 
     Args:
-        checkpoint: its directory.
-        files: {name: what was saved}.
+        checkpoint: The checkpoint's directory.
+        files: {name: size and SHA-256 as saved}.
     """
     for name, expected in files.items():
         file = checkpoint / name
@@ -84,13 +84,13 @@ def size_problems(checkpoint: Path, files: Files) -> Iterator[DamagedCheckpoint]
 def hash_problems(
     checkpoint: Path, files: Files, say: Callable[[str], None], threads: int = THREADS
 ) -> Iterator[DamagedCheckpoint]:
-    """Yield an error for each file that cannot be read or has another content, many files at once.
+    """Yield an error for each file that cannot be read or has other content; hash in threads.
 
     Args:
-        checkpoint: its directory.
-        files: {name: what was saved}.
-        say: called with a line on the progress every few seconds.
-        threads: most files hashed at once.
+        checkpoint: The checkpoint's directory.
+        files: {name: size and SHA-256 as saved}.
+        say: Called with a line of progress every few seconds.
+        threads: Maximum number of files hashed at once.
     """
     total = sum(file.bytes for file in files.values())
     done = 0

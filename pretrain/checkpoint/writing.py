@@ -1,14 +1,15 @@
 """Writing a checkpoint: a snapshot in host memory at a step boundary, then files.
 
-    snapshot = take_snapshot(engine, context, buffer)    # at a step boundary: copies, nothing else
-    write_snapshot(snapshot, path, abandoned)            # files only: in the background of training
+    snapshot = take_snapshot(engine, context, buffer)    # at a step boundary: copies only
+    write_snapshot(snapshot, path, abandoned)            # files only, in the background of training
     files = join_parts(path, world_size, ...)            # rank 0: waits for the others' files
     declare_complete(path, files)                        # rank 0: then the checkpoint counts
 
 No function here calls a collective. Each rank writes one safetensors file with the slices that its
-optimizer owns, hashed while writing and made durable, and then a sidecar: a small file that states
-its size and hash. Nothing is gathered, and no element is written twice: the first tensor-parallel
-rank writes replicated parameters, and at ZeRO stage 0 the data-parallel ranks share the writing.
+optimizer owns, hashes it while writing and makes it durable, and then writes a sidecar, a small
+file with its size and hash. Nothing is gathered, and no element is written twice: the first
+tensor-parallel rank writes replicated parameters, and at ZeRO stage 0 the data-parallel ranks share
+the writing.
 """
 
 from __future__ import annotations
@@ -53,27 +54,25 @@ from pretrain.runs.removal import remove_file
 CHUNK = 2**24
 """Number of bytes that are hashed and written at a time."""
 SYNCED = 2**28
-"""Bytes after which a file is made durable so far: else a slow file system would take all of it at
-the end, without a sign that it takes any."""
+"""Bytes between two fsyncs of a file; a single one at the end would hide that a slow disk works."""
 POLL_SECONDS = 0.05
 
 
 class Abandoned(Exception):
-    """A save that was cancelled while it was being written."""
+    """Error that ends a save which is cancelled while it is written."""
 
 
 class HostBuffer:
-    """Host memory for one rank's snapshot, kept from one save to the next; pinned for CUDA."""
+    """Host memory for one rank's snapshot, reused by every save; pinned for CUDA."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
 
     def of_size(self, elements: int, pinned: bool) -> torch.Tensor:
-        """Return fp32 `[elements]`, with any content.
+        """Return fp32 `[elements]`, uninitialised.
 
         Args:
-            elements: of the snapshot.
-            pinned: the source is on a GPU.
+            pinned: Page-locked memory, for a source on a GPU.
         """
         if self._memory.numel() != elements:
             self._memory = torch.empty(0)  # free the old memory before allocating the new
@@ -101,9 +100,9 @@ class Snapshot:
     """A rank's part of a checkpoint, in host memory.
 
     Attributes:
-        rank: that took it.
-        parameters: {logical name: the one slice that this rank writes of the parameter}.
-        values: fp32, in the order of the file (`file_order`).
+        rank: Number of the rank that took the snapshot.
+        parameters: {logical name: the single slice that this rank writes of the parameter}.
+        values: Values in fp32, in the order of the file (`file_order`).
     """
 
     rank: int
@@ -112,7 +111,7 @@ class Snapshot:
 
 
 def file_order(parameters: Mapping[str, StoredParameter]) -> Iterator[tuple[str, str]]:
-    """Yield (kind, logical name) as a rank's file has them: all masters, then state by state."""
+    """Yield (kind, logical name) in the order of a rank's file: masters first, then by state."""
     kinds = dict.fromkeys(kind for parameter in parameters.values() for kind in parameter.kinds)
     for kind in kinds:
         for name, parameter in parameters.items():
@@ -121,22 +120,21 @@ def file_order(parameters: Mapping[str, StoredParameter]) -> Iterator[tuple[str,
 
 
 def own_slices(engine: Any, context: ParallelContext) -> list[OwnSlice]:
-    """Return the slices that this rank writes; all ranks' slices together are every element once.
+    """Return the slices that this rank writes; every element is in the slices of one rank only.
 
     Args:
-        engine: a deepspeed.DeepSpeedEngine.
-        context: this rank's place in the layout.
+        engine: A deepspeed.DeepSpeedEngine.
     """
-    own = _of_parts(slices_of_rank(engine), engine, context)
+    slices = _of_parts(slices_of_rank(engine), engine, context)
     if engine.zero_optimization_stage() == 0:  # all data-parallel ranks have the same slices
-        own = list(_share(own, context.data_parallel_rank, context.data_parallel_size))
+        slices = list(_share(slices, context.data_parallel_rank, context.data_parallel_size))
     if context.data_parallel_rank == 0:
-        own += _of_parts(kept_slices(engine.module), engine, context)
-    return own
+        slices += _of_parts(kept_slices(engine.module), engine, context)
+    return slices
 
 
 def _of_parts(sources: Iterable[Slice], engine: Any, context: ParallelContext) -> list[OwnSlice]:
-    """Return slices by the parts of their tensors, replicated ones on one rank alone."""
+    """Split slices by the parts of their tensors; only one rank gets replicated parts."""
     parts = parts_of_rank(
         engine.module.inventory, context.tensor_parallel_rank, context.tensor_parallel_size
     )
@@ -152,51 +150,50 @@ def _of_parts(sources: Iterable[Slice], engine: Any, context: ParallelContext) -
 
 def _share(slices: list[OwnSlice], rank: int, size: int) -> Iterator[OwnSlice]:
     """Yield the elements of share `rank` of `size` equal shares."""
-    total = sum(own.length for own in slices)
+    total = sum(part.length for part in slices)
     offset = 0
-    for own in slices:
+    for part in slices:
         first = max(total * rank // size - offset, 0)
-        last = min(total * (rank + 1) // size - offset, own.length)
+        last = min(total * (rank + 1) // size - offset, part.length)
         if first < last:
             yield replace(
-                own,
-                start=own.start + first,
-                source_start=own.source_start + first,
+                part,
+                start=part.start + first,
+                source_start=part.source_start + first,
                 length=last - first,
             )
-        offset += own.length
+        offset += part.length
 
 
 def take_snapshot(engine: Any, context: ParallelContext, buffer: HostBuffer) -> Snapshot:
-    """Copy this rank's slices, after which training may change the live values.
+    """Copy this rank's slices; afterwards training may change the live values.
 
     Args:
-        engine: a deepspeed.DeepSpeedEngine.
-        context: this rank's place in the layout.
-        buffer: that holds the copies.
+        engine: A deepspeed.DeepSpeedEngine.
+        buffer: Memory for the copies.
     """
-    own = {each.part.name: each for each in own_slices(engine, context)}
-    # Once for each state of the optimizer: to read a step count is to wait for the device.
-    counts = {id(each.source.state): each.source.step for each in own.values()}
+    slices = {owned.part.name: owned for owned in own_slices(engine, context)}
+    # Reading a step count waits for the device, so each of the optimizer's states is read once.
+    counts = {id(owned.source.state): owned.source.step for owned in slices.values()}
     steps = {state: None if count is None else int(count) for state, count in counts.items()}
     file = rank_file(context.rank)
     parameters = {
         name: StoredParameter(
-            shape=each.part.shape,
-            step=steps[id(each.source.state)],
-            slices=(StoredSlice(file, each.part.block, each.start, each.length),),
-            states=each.source.states,
+            shape=owned.part.shape,
+            step=steps[id(owned.source.state)],
+            slices=(StoredSlice(file, owned.part.block, owned.start, owned.length),),
+            states=owned.source.states,
         )
-        for name, each in own.items()
+        for name, owned in slices.items()
     }
     order = list(file_order(parameters))
     on_cuda = context.device.type == "cuda"
-    values = buffer.of_size(sum(own[name].length for _, name in order), on_cuda)
+    values = buffer.of_size(sum(slices[name].length for _, name in order), on_cuda)
     offset = 0
     for kind, name in order:
-        target = values.narrow(0, offset, own[name].length)
-        target.copy_(own[name].values(kind), non_blocking=on_cuda)
-        offset += own[name].length
+        target = values.narrow(0, offset, slices[name].length)
+        target.copy_(slices[name].values(kind), non_blocking=on_cuda)
+        offset += slices[name].length
     if on_cuda:
         torch.cuda.synchronize(context.device)
     return Snapshot(context.rank, parameters, values)
@@ -211,10 +208,9 @@ def write_snapshot(
     """Write and fsync this rank's file in a checkpoint's directory, then the file's sidecar.
 
     Args:
-        snapshot: of this rank.
-        path: the directory, which is there.
-        abandoned: set by another thread to end the writing soon.
-        moved: called before each chunk of the file.
+        path: The checkpoint's directory, which exists.
+        abandoned: Set by another thread to end the writing soon.
+        moved: Called before each chunk of the file.
 
     Raises:
         OSError: names the file, as when the disk is full.
@@ -233,7 +229,7 @@ def write_snapshot(
             moved()
             digest.update(chunk)
             size += len(chunk)
-            while chunk:  # one write to a nearly full disk may write a part of it without an error
+            while chunk:  # a write to a nearly full disk may end early without an error
                 chunk = chunk[output.write(chunk) :]
             if size - durable >= SYNCED:
                 os.fsync(output.fileno())
@@ -260,17 +256,17 @@ def join_parts(
     timeout: float,
     abandoned: threading.Event,
 ) -> dict[str, StoredFile]:
-    """Wait for every rank's file, and write the index of all of them and checkpoint.json (rank 0).
+    """Wait for every rank's file, then write the joint index and checkpoint.json (rank 0).
 
     Args:
-        path: the checkpoint's directory.
-        world_size: number of ranks that write.
-        about: content of checkpoint.json.
-        timeout: seconds in which every rank has to write its file.
-        abandoned: set by another thread to end the waiting soon.
+        path: The checkpoint's directory.
+        world_size: Number of ranks that write.
+        about: Content of checkpoint.json.
+        timeout: Seconds within which every rank has to write its file.
+        abandoned: Set by another thread to end the waiting soon.
 
     Returns:
-        Every file of the checkpoint, for `declare_complete`.
+        {name: size and SHA-256} of every file, for `declare_complete`.
 
     Raises:
         UserError: names a rank that did not write its file in time.
@@ -303,12 +299,12 @@ def declare_complete(path: Path, files: Mapping[str, StoredFile]) -> None:
     """Write COMPLETE, durably and after everything else (rank 0).
 
     Args:
-        path: the checkpoint's directory.
-        files: every other file in it.
+        path: The checkpoint's directory.
+        files: Every other file of the checkpoint.
     """
-    for directory in (path, path.parent):  # the names in it, and its own, which is new
+    for directory in (path, path.parent):  # the files' names, and the new directory's own
         sync_directory(directory)
-    # Durable, because older checkpoints may be removed from then on.
+    # The marker must be durable, because older checkpoints may be removed from now on.
     replace_file(path / MARKER, entries_json(files).encode())
 
 
@@ -316,7 +312,7 @@ def sidecar_of(path: Path, rank: int) -> Path:
     """Return the path of a rank's sidecar.
 
     Args:
-        path: the checkpoint's directory.
-        rank: whose file is complete once the sidecar is there.
+        path: The checkpoint's directory.
+        rank: The rank whose file is complete once the sidecar exists.
     """
     return path / f"rank_{rank:05d}.written"

@@ -34,8 +34,7 @@ from pretrain.config.types import (
 )
 
 BANK_KEYS = frozenset(field.name for field in fields(BankRecipe))
-"""Keys of the section with these names are compared at a resume as parts of the frozen bank's
-recipe."""
+"""Keys with these names are compared at a resume as parts of the frozen bank's recipe."""
 
 _REFUSED = Setting(OnResume.REFUSED, noted=False, hparam=True)
 
@@ -60,13 +59,13 @@ class PhaseEntry(Section):
 
 
 FORMER_PHASES = "attention.unfreeze"
-"""Name of attention.phases in earlier versions, which had entries {at, layers, …} that train."""
+"""Name of attention.phases in earlier versions; its entries were {at, layers, …} and only train."""
 
 
 def phases_of_unfreeze(entries: Any) -> Any:
-    """Return the value of the former key, attention.unfreeze, as attention.phases has it.
+    """Return the value of the former key attention.unfreeze as attention.phases has it.
 
-    What is not a list of mappings is returned as it is.
+    Anything but a list of mappings is returned unchanged.
     """
     if not isinstance(entries, (list, tuple)):
         return entries
@@ -83,7 +82,7 @@ def _same(value: Any) -> Any:
 
 
 def _shown_phase(entry: PhaseStart) -> dict[str, Any]:
-    """Return the keys of an entry without those that say nothing."""
+    """Return the keys of an entry that are set."""
     return {key: value for key, value in asdict(entry).items() if value is not None}
 
 
@@ -92,9 +91,9 @@ class _Form:
     """The written form of a type of the policy.
 
     Attributes:
-        written: the type in the section.
-        read: turns the section's value into the policy's.
-        shown: turns the policy's value into plain values for config.yaml; None for an empty one.
+        written: Type in the section.
+        read: Turns the section's value into the policy's.
+        shown: Turns the policy's value into plain values for config.yaml; None for an empty one.
     """
 
     written: Any
@@ -116,7 +115,7 @@ _FORMS: dict[Any, _Form] = {
         shown=lambda entries: [_shown_phase(entry) for entry in entries] or None,
     ),
 }
-"""{type of the policy: its written form}; types that are missing here are written as they are."""
+"""{type of the policy: its written form}; other types are written as they are."""
 
 
 @cache
@@ -128,9 +127,11 @@ def _form(name: str) -> _Form:
 
 
 def _key(name: str, axis: Axis) -> tuple[Any, Any]:
-    """Return type and field of the key for an axis; unset, the variant decides."""
-    named = name != "adapters"  # adapters are in a run's name anyway
-    record = replace(_REFUSED, identity=name not in BANK_KEYS, method=named, label=named)
+    """Return type and field of the key for an axis; if unset, the variant decides."""
+    shown_in_name = name != "adapters"  # adapters are in a run's name anyway
+    record = replace(
+        _REFUSED, identity=name not in BANK_KEYS, method=shown_in_name, label=shown_in_name
+    )
     limits = {key: getattr(axis, key) for key in ("ge", "gt", "le", "min_length", "max_length")}
     described = setting(None, axis.meaning, record, **limits)
     return _form(name).written | None, described
@@ -142,13 +143,13 @@ _SectionType = TypeVar("_SectionType", bound=type[Section])
 def _with_axes(section: _SectionType) -> _SectionType:
     """Return the section with a key for each axis of the policy, after the section's own keys.
 
-    A decorator, so that the type checker still sees the class that is written below.
+    A decorator, so that the type checker still sees the class as it is written below.
     """
     keys: dict[str, Any] = {name: _key(name, axis) for name, axis in AXES.items()}
-    made: Any = create_model(
+    with_axes: Any = create_model(
         section.__name__, __base__=section, __module__=section.__module__, **keys
     )
-    return made
+    return with_axes
 
 
 @_with_axes
@@ -170,16 +171,19 @@ class AttentionSection(Section):
 
     def given_axes(self) -> dict[str, Any]:
         """Return {axis: value} of the axes that are set, as `policy_for` takes them."""
-        given = {name: getattr(self, name) for name in AXES}
-        return {name: _form(name).read(value) for name, value in given.items() if value is not None}
+        axis_values = {name: getattr(self, name) for name in AXES}
+        return {
+            name: _form(name).read(value)
+            for name, value in axis_values.items()
+            if value is not None
+        }
 
 
 def named_variant(variant: str, section: Mapping[str, Any]) -> str:
     """Return the name of the variant that has all of a section's values; `variant` if none has.
 
     Args:
-        variant: of the section.
-        section: its plain values, those that follow from the variant filled in.
+        section: Plain values of the section, those that follow from the variant filled in.
     """
     if variant not in VARIANTS:
         return variant
@@ -188,14 +192,14 @@ def named_variant(variant: str, section: Mapping[str, Any]) -> str:
 
 
 def _fingerprint(policy: QKPolicy, values: Mapping[str, Any]) -> str:
-    """Return what tells a policy from others, of plain values of its axes."""
+    """Return a text that differs between policies, from plain values of the axes."""
     fixed = [policy.init, policy.scores, policy.trains_factors, policy.trainable]
     return json.dumps([fixed, values], sort_keys=True, default=str)
 
 
 @cache
 def _names() -> dict[str, str]:
-    return {_fingerprint(own, written_axes(own)): name for name, own in VARIANTS.items()}
+    return {_fingerprint(policy, written_axes(policy)): name for name, policy in VARIANTS.items()}
 
 
 def written_axes(policy: QKPolicy) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The settings for DeepSpeed: a JSON, the user's overrides, the keys we own.
+"""The settings for DeepSpeed: a JSON file, the user's overrides, and this program's own keys.
 
-Leans on DeepSpeed 0.19: its key names, and what it does with data types at each ZeRO stage (see
+Relies on DeepSpeed 0.19: its key names, and its data types at each ZeRO stage (see
 `ds_configs/README.md`).
 """
 
@@ -18,11 +18,11 @@ from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
 STAGES = range(4)
-"""Of ZeRO."""
+"""Stages of ZeRO."""
 AUTO = "auto"
 """The value of `deepspeed.config` that leaves the choice to `settings_name`."""
 WHOLE_STATE_BYTES = 2**30
-"""`auto` takes a rank's whole fp32 optimizer state where splitting saves no more: 1 GiB."""
+"""`auto` takes a rank's whole fp32 optimizer state where splitting saves at most this: 1 GiB."""
 
 # Top-level keys that DeepSpeed reads and this program leaves to the user.
 PASSED_ON = frozenset({
@@ -34,7 +34,7 @@ PASSED_ON = frozenset({
     "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
 })  # fmt: skip
 
-# Of these, what decides the numbers of a step; the others log, measure or write.
+# Those of them that decide the numbers of a step; the others log, measure or write.
 _NUMERIC = frozenset({
     "bf16", "communication_data_type", "data_types", "disable_allgather",
     "gradient_accumulation_steps", "gradient_clipping", "gradient_predivide_factor",
@@ -67,8 +67,7 @@ _OFFLOAD = (
 _OWN_CHECKPOINTS = (
     "checkpoints are this program's own, and a run resumes at any layout from them; remove it"
 )
-# The same for keys inside a section: the one value that does no harm, and the reason for refusing
-# any other.
+# The same for keys inside a section: the one harmless value, and the reason for refusing any other.
 REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
     ("zero_optimization", "offload_optimizer"): (False, _OFFLOAD),
     ("zero_optimization", "offload_param"): (False, _OFFLOAD),
@@ -99,24 +98,22 @@ def zero_stage(settings: Mapping[str, Any]) -> int:
 def settings_name(config: Config, world_size: int) -> str:
     """Return the JSON of `ds_configs`, or the path, that `deepspeed.config` names; never `auto`.
 
-    `auto` is the fastest that leaves memory alone. In fp32 ZeRO-1 costs copies of weights and
-    gradients in every step; what it saves is AdamW's state beyond a rank's share. Up to
-    `WHOLE_STATE_BYTES` of that, it is left out. bf16 needs it for its fp32 master weights, a run
-    that trains other weights on the way moves ZeRO's partitions, and who tunes ZeRO over several
-    ranks wants ZeRO.
+    `auto` is the fastest that memory allows. In fp32 ZeRO-1 copies weights and gradients in every
+    step, and saves AdamW's state beyond a rank's share; up to `WHOLE_STATE_BYTES` of that, it is
+    left out. bf16 needs it for the fp32 master weights. A run that trains other weights on the way
+    moves ZeRO's partitions, and a user who tunes ZeRO over several ranks wants ZeRO.
 
     Args:
-        config: `deepspeed` names the settings; precision and policy decide about `auto`.
-        world_size: ranks of the run, over all nodes.
+        world_size: Ranks of the run, over all nodes.
     """
-    given = config.deepspeed
-    if given.config != AUTO:
-        return given.config
-    section = given.overrides.get("zero_optimization", {})
-    stage = section.get("stage") if isinstance(section, Mapping) else None
+    section = config.deepspeed
+    if section.config != AUTO:
+        return section.config
+    zero_overrides = section.overrides.get("zero_optimization", {})
+    stage = zero_overrides.get("stage") if isinstance(zero_overrides, Mapping) else None
     if type(stage) is int and stage in STAGES:
-        return f"zero{stage}"  # the file that is made for the stage that somebody asks for
-    tuned = bool(section) and config.data_parallel_size(world_size) > 1
+        return f"zero{stage}"  # the file made for the stage that the user asks for
+    tuned = bool(zero_overrides) and config.data_parallel_size(world_size) > 1
     whole = config.precision.dtype == "fp32" and not config.policy.phases and not tuned
     return (
         "zero0"
@@ -128,12 +125,8 @@ def settings_name(config: Config, world_size: int) -> str:
 def bytes_that_zero_saves(config: Config, world_size: int) -> float:
     """Return the bytes of optimizer state that ZeRO stage 1 saves a rank in fp32.
 
-    Below 0 where it costs more. Whole, the optimizer has the states of each parameter; split, a
-    rank has its share of them and of a master copy.
-
-    Args:
-        config: shape and policy, of which the trainable parameters are counted.
-        world_size: ranks of the run.
+    The value is below 0 where splitting costs more. Whole, the optimizer has the states of each
+    parameter; split, a rank has its share of the states and of a master copy.
     """
     inventory, rules = config.inventories[0], config.optimizer.rules
     ranks = max(1, config.data_parallel_size(world_size))
@@ -142,35 +135,30 @@ def bytes_that_zero_saves(config: Config, world_size: int) -> float:
 
 
 def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
-    """Return the settings for DeepSpeed: the JSON, overrides merged in, our own keys filled in.
+    """Return the settings for DeepSpeed: the JSON with the overrides, and this program's own keys.
 
-    DeepSpeed is not imported: `check_zero_section` lets it judge its own section.
-
-    Args:
-        config: `deepspeed` names the JSON and the overrides; other sections give the filled-in
-            values.
-        world_size: ranks of the run.
+    DeepSpeed is not imported; `check_zero_section` lets it judge its own section.
 
     Returns:
         The argument of `deepspeed.initialize(config=...)`.
 
     Raises:
-        UserError: no such JSON, not JSON, a key that DeepSpeed does not know or this program cannot
-            honour, or one that contradicts our configuration.
+        UserError: there is no such JSON, it is not JSON, a key is unknown to DeepSpeed, cannot be
+            honoured by this program, or contradicts the rest of the configuration.
     """
     settings = _merge(_read(settings_name(config, world_size)), config.deepspeed.overrides)
     _check_keys(settings)
     for path, (value, ours) in _owned_keys(config, world_size).items():
-        place = settings
+        parent = settings
         for part in path[:-1]:
-            place = place.setdefault(part, {})
-        if place.get(path[-1], value) != value:
+            parent = parent.setdefault(part, {})
+        if parent.get(path[-1], value) != value:
             raise UserError(
-                f"deepspeed key '{'.'.join(path)}' is {place[path[-1]]!r} but {ours} gives "
+                f"deepspeed key '{'.'.join(path)}' is {parent[path[-1]]!r} but {ours} gives "
                 f"{value!r}; remove the key from the DeepSpeed settings"
             )
-        place[path[-1]] = value
-    # DeepSpeed would round fp32 sums to bf16 for the reduction over data-parallel ranks.
+        parent[path[-1]] = value
+    # Otherwise DeepSpeed rounds fp32 sums to bf16 for the reduction over data-parallel ranks.
     settings.setdefault("communication_data_type", config.precision.grad_accum_dtype)
     return settings
 
@@ -194,10 +182,10 @@ def _check_keys(settings: Mapping[str, Any]) -> None:
 
 
 def check_zero_section(settings: Mapping[str, Any]) -> None:
-    """Let DeepSpeed judge its ZeRO section: later that would be a traceback in every rank.
+    """Let DeepSpeed judge its ZeRO section, which would otherwise end as a traceback in every rank.
 
     Raises:
-        UserError: DeepSpeed's own model of the section rejects a key or a value.
+        UserError: DeepSpeed's model of the section rejects a key or a value.
     """
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
@@ -208,15 +196,17 @@ def check_zero_section(settings: Mapping[str, Any]) -> None:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         fields = DeepSpeedZeroConfig.model_fields
-        known = [*fields, *(info.alias for info in fields.values() if info.alias)]
-        hint = did_you_mean(key, known, cutoff=0.6) if first["type"] == "extra_forbidden" else ""
+        field_names = [*fields, *(info.alias for info in fields.values() if info.alias)]
+        hint = (
+            did_you_mean(key, field_names, cutoff=0.6) if first["type"] == "extra_forbidden" else ""
+        )
         raise UserError(
             f"deepspeed key 'zero_optimization.{key}': {first['msg'].lower()}{hint}"
         ) from None
 
 
 def _owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[Any, str]]:
-    """Return the keys that follow from our configuration: path -> (value, our key behind it)."""
+    """Return the keys that follow from the configuration: path -> (value, key that gives it)."""
     data = config.data
     return {
         ("train_batch_size",): (data.global_batch_size, "data.global_batch_size"),
@@ -239,22 +229,22 @@ def _owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[
 
 
 def without_side_effects(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of settings for DeepSpeed that neither writes files nor sends anything."""
+    """Return the settings for DeepSpeed that neither write files nor send anything."""
     return {key: value for key, value in settings.items() if key in _NUMERIC}
 
 
 def given_settings(name_or_path: str) -> dict[str, Any] | None:
-    """Return the content of the file that `deepspeed.config` names; None where it is a name.
+    """Return the content of the file that `deepspeed.config` names; None for a shipped name.
 
     Raises:
         UserError: there is no such file, or it is not a JSON object.
     """
-    known = (AUTO, *shipped_files("ds_configs", "*.json"))
-    return None if name_or_path in known else _read(name_or_path)
+    shipped_names = (AUTO, *shipped_files("ds_configs", "*.json"))
+    return None if name_or_path in shipped_names else _read(name_or_path)
 
 
 def settings_digest(name_or_path: str) -> str | None:
-    """Return the SHA-256 of the file that `deepspeed.config` names; None where it is a name."""
+    """Return the SHA-256 of the file that `deepspeed.config` names; None for a shipped name."""
     path = Path(name_or_path)
     return hash_file(path) if is_file(path) else None
 
@@ -263,8 +253,8 @@ def _read(name_or_path: str) -> dict[str, Any]:
     shipped = shipped_files("ds_configs", "*.json")
     path = shipped.get(name_or_path, Path(name_or_path))
     if not is_file(path):
-        known = ", ".join([AUTO, *shipped])
-        raise UserError(f"deepspeed.config '{name_or_path}' is neither a file nor one of: {known}")
+        names = ", ".join([AUTO, *shipped])
+        raise UserError(f"deepspeed.config '{name_or_path}' is neither a file nor one of: {names}")
     try:
         settings = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -277,7 +267,7 @@ def _read(name_or_path: str) -> dict[str, Any]:
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `changes` laid over it, section by section; neither is modified."""
+    """Return `base` with `changes` laid over it, section by section, in a new dict."""
     merged = dict(base)
     for key, value in changes.items():
         if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
 """Configuration of a run that anybody may have made, for verbs that read runs.
 
 A run directory may come from a stranger, and its config.yaml names places to write to, trackers on
-the network and monitors of DeepSpeed. Opened in this way it names none of them any more: what a
+the network and monitors of DeepSpeed. Loaded by this module it names none of them any more: what a
 verb must write goes to a directory of the verb's own.
 """
 
@@ -20,7 +20,7 @@ from pretrain.config.tree import Config
 from pretrain.runs.directory import write_text_atomically
 
 NOWHERE = Path(os.devnull)
-"""A directory in which nothing can be made."""
+"""A directory in which nothing can be created."""
 _QUIET = (
     "telemetry.tensorboard=false",
     "telemetry.wandb=false",
@@ -34,30 +34,30 @@ _QUIET = (
 
 
 def load_foreign(path: Path, overrides: Sequence[str] = (), scratch: Path = NOWHERE) -> Config:
-    """Load a run's configuration so that nothing that it names is written to or connected with.
+    """Load a run's configuration so that nothing it names is written to or connected with.
 
     Args:
-        path: config.yaml of the run.
         overrides: section.key=value of the verb.
-        scratch: existing directory for what steps write that are made again; NOWHERE: no step is
+        scratch: Existing directory for the output of steps that are made again; NOWHERE: no step is
             made, and DeepSpeed's settings do not matter.
 
     Raises:
         UserError: as `load_config`, or DeepSpeed's settings cannot be read.
     """
     deepspeed: dict[str, Any] = {"deepspeed.config": AUTO, "deepspeed.overrides": {}}
+    # Monitors of DeepSpeed write files and send data, so only settings for the numbers are kept.
     if scratch != NOWHERE:
-        given = load_config(str(path), overrides).deepspeed
-        deepspeed["deepspeed.config"] = given.config
-        deepspeed["deepspeed.overrides"] = without_side_effects(given.overrides)
-        if (settings := given_settings(given.config)) is not None:
+        deepspeed_section = load_config(str(path), overrides).deepspeed
+        deepspeed["deepspeed.config"] = deepspeed_section.config
+        deepspeed["deepspeed.overrides"] = without_side_effects(deepspeed_section.overrides)
+        if (settings := given_settings(deepspeed_section.config)) is not None:
             copy = scratch / "deepspeed.json"
             write_text_atomically(copy, json.dumps(without_side_effects(settings)))
             deepspeed["deepspeed.config"] = str(copy)
-    own = {
+    redirected = {
         "run.directory": str(scratch / "runs"),
         "data.cache_directory": str(scratch / "sample_order"),
         **deepspeed,
     }
-    placed = [override_text(key, value) for key, value in own.items()]
-    return load_config(str(path), [*overrides, *_QUIET, *placed])
+    redirections = [override_text(key, value) for key, value in redirected.items()]
+    return load_config(str(path), [*overrides, *_QUIET, *redirections])

@@ -1,4 +1,4 @@
-"""All configuration keys with their records, and the changes that a resume lets take effect."""
+"""All configuration keys with their records, and the changes that take effect at a resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pretrain.config.types import OnResume, Section, Setting, setting_of
 
 
 def _sections(parent: type[Section], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
-    """Yield the sections of a section by name, each before those that are within it."""
+    """Yield the sections of a section by name, each before its own inner sections."""
     for key, field in parent.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield f"{prefix}{key}", field.annotation
@@ -22,7 +22,7 @@ def _sections(parent: type[Section], prefix: str = "") -> Iterator[tuple[str, ty
 
 
 SECTIONS: dict[str, type[Section]] = dict(_sections(Config))
-"""{name: section} in the order of the tree; one within another is `optimizer.muon`."""
+"""{name: section} in the order of the tree; an inner section is named like `optimizer.muon`."""
 FIELDS: dict[str, FieldInfo] = {
     f"{name}.{key}": field
     for name, section in SECTIONS.items()
@@ -38,14 +38,13 @@ DEFAULTS: dict[str, Any] = {
     for name, field in FIELDS.items()
     if not field.is_required()
 }
-"""{section.key: its default} of the keys that have one."""
+"""{section.key: default} of the keys that have a default."""
 
 
 def by_section(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return {name as in SECTIONS: its keys} of a configuration's plain values.
 
-    Args:
-        content: as config.yaml holds it; of an earlier version, its keys get their present names.
+    Keys of an earlier version get their present names.
     """
     flat: dict[str, Any] = {}
     for name, keys in content.items():
@@ -76,16 +75,16 @@ class Change:
 
 
 def effective_changes(
-    before: Mapping[str, Any], now: Mapping[str, Mapping[str, Any]]
+    saved: Mapping[str, Any], now: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Change]:
     """Yield the keys whose new value takes effect from the next step on.
 
     Args:
-        before: the configuration that the run had, as config.yaml holds it. Keys that are missing
-            there, because an older version wrote the file, count as unchanged.
+        saved: The run's configuration as config.yaml holds it. Keys that are missing, because an
+            older version wrote the file, count as unchanged.
         now: `Config.values` of this run.
     """
-    earlier = by_section(before)
+    earlier = by_section(saved)
     for section, values in by_section(now).items():
         had = earlier.get(section, {})
         for key, value in values.items():
@@ -94,22 +93,19 @@ def effective_changes(
                 yield Change(f"{section}.{key}", was, value)
 
 
-def missing_settings(before: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what every config.yaml has had from the first version on, and this one has not.
+def missing_settings(saved: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what every config.yaml has had from the first version on, and this one lacks.
 
-    Sections and keys that may be left out are not asked for, but for the last one: without it the
-    file has been cut off.
-
-    Args:
-        before: the configuration that a run had, as config.yaml holds it.
+    Sections and keys that may be left out are not asked for, except for the last section: without
+    it the file has been cut off.
     """
     missing = []
     sections = Config.model_fields
     for name in sections:
-        if name not in before and (sections[name].is_required() or name == "deepspeed"):
+        if name not in saved and (sections[name].is_required() or name == "deepspeed"):
             missing.append(name)
         for key, field in SECTIONS[name].model_fields.items():
-            if name in before and field.is_required() and key not in before[name]:
+            if name in saved and field.is_required() and key not in saved[name]:
                 missing.append(f"{name}.{key}")
     return missing
 

@@ -40,7 +40,7 @@ from pretrain.errors import UserError
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A configuration, and where each of its values came from.
+    """A configuration, and the origin of each of its values.
 
     Attributes:
         origins: `FILE:LINE` or `override` by `section.key`; a default where it is missing.
@@ -53,22 +53,15 @@ class LoadedConfig:
 def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     """Read a shipped configuration by name, or a YAML file by path, and apply overrides in order.
 
-    Args:
-        name_or_path: a shipped configuration, or a YAML file.
-        overrides: section.key=value, applied in order.
-
     Raises:
-        UserError: no such file, unknown keys, wrong types, values that do not go together.
+        UserError: there is no such file, a key is unknown, a type is wrong, or values contradict
+            each other.
     """
     return load_config_with_origins(name_or_path, overrides).config
 
 
 def load_config_with_origins(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Load as `load_config` does, and keep where each value came from.
-
-    Args:
-        name_or_path: a shipped configuration, or a YAML file.
-        overrides: section.key=value, applied in order.
+    """Load a configuration as `load_config` does, and keep the origin of each value.
 
     Raises:
         UserError: as `load_config`.
@@ -91,7 +84,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
 
 
 def config_from_draft(draft: Draft) -> Config:
-    """Make a configuration from values that remember where they came from.
+    """Make a configuration from values with their origins.
 
     Raises:
         UserError: as `load_config`.
@@ -141,12 +134,12 @@ def _read_unfreeze(draft: Draft) -> None:
 
 
 def _read_muon_keys(draft: Draft) -> None:
-    """Read keys that a run of an earlier version has in `optimizer` as those of optimizer.muon.
+    """Read keys of `optimizer` in a run of an earlier version as those of optimizer.muon.
 
     Such a run's config.yaml spells out all of them, whatever its kind; nothing else does.
 
     Raises:
-        UserError: there are some of them, or an override has one.
+        UserError: some of these keys are given but not all, or an override gives one.
     """
     content = draft.values.get("optimizer")
     if not isinstance(content, Mapping):
@@ -162,18 +155,18 @@ def _read_muon_keys(draft: Draft) -> None:
         if origin is not None:
             draft.origins.setdefault(("optimizer", "muon", key), origin)
     if former:
-        of_muon = {key: content[key] for key in former}
+        former_values = {key: content[key] for key in former}
         added = content.get("muon", {})
         rest = {key: value for key, value in content.items() if key not in former}
-        rest["muon"] = of_muon | dict(added) if isinstance(added, Mapping) else added
+        rest["muon"] = former_values | dict(added) if isinstance(added, Mapping) else added
         draft.values["optimizer"] = rest
 
 
 def _refuse_removed(draft: Draft) -> None:
-    """Refuse settings that are gone, and leave out those of them that changed nothing.
+    """Refuse removed settings, and leave out those that changed nothing.
 
     Raises:
-        UserError: a key or value of an earlier version.
+        UserError: a key or value was removed.
     """
     for section, content in draft.values.items():
         if not isinstance(content, Mapping):
@@ -190,15 +183,18 @@ def _refuse_removed(draft: Draft) -> None:
 
 
 def _unset_excluded(draft: Draft) -> None:
-    """Unset the file's key of two that exclude each other, where an override gives the other."""
+    """Unset the file's key of two exclusive ones where an override gives the other."""
     for name, key in KEYS.items():
-        section, _, own = name.partition(".")
+        section, _, key_name = name.partition(".")
         for excluded in key.excludes:
-            path, other = (section, own), (section, excluded)
-            given = draft.values.get(section, {})
-            both = given.get(own) is not None and given.get(excluded) is not None
+            path, other = (section, key_name), (section, excluded)
+            section_values = draft.values.get(section, {})
+            both = (
+                section_values.get(key_name) is not None
+                and section_values.get(excluded) is not None
+            )
             if both and _is_of_the_file(draft, other) and not _is_of_the_file(draft, path):
-                draft.values[section] = {**given, excluded: None}
+                draft.values[section] = {**section_values, excluded: None}
                 draft.origins[other] = draft.origins[path]
 
 
@@ -207,10 +203,10 @@ def _is_of_the_file(draft: Draft, path: KeyPath) -> bool:
 
 
 def _refuse_unknown_keys(draft: Draft) -> None:
-    """Check names only, so that a typo is reported as such and with its place.
+    """Check the names alone, so that a typo is reported as such, with its place.
 
     Raises:
-        UserError: a section or key that there is not, with the nearest that there is.
+        UserError: a section or key does not exist; the text names the nearest that does.
     """
     keys = {name: list(section.model_fields) for name, section in SECTIONS.items()}
     for section, content in by_section(draft.values).items():
@@ -227,14 +223,15 @@ def _refuse_unknown_keys(draft: Draft) -> None:
         for key in content:
             if key not in keys[section]:
                 hint = _nearest_key(section, key, keys)
-                place = _where(draft, (*path, key))
-                raise UserError(f"{place}unknown key '{section}.{key}'{hint}")
+                location = _where(draft, (*path, key))
+                raise UserError(f"{location}unknown key '{section}.{key}'{hint}")
 
 
 def _where(draft: Draft, path: KeyPath) -> str:
-    """Name the place of a value, or of what is around it: `config demo.yaml line 3: `."""
+    """Return the place of a value, or of what is around it: `config demo.yaml line 3: `."""
     if any(
-        known[: len(path)] == path and origin == OVERRIDE for known, origin in draft.origins.items()
+        origin_path[: len(path)] == path and origin == OVERRIDE
+        for origin_path, origin in draft.origins.items()
     ):
         return f"{OVERRIDE}: "
     for length in range(len(path), 0, -1):
@@ -247,13 +244,13 @@ def _where(draft: Draft, path: KeyPath) -> str:
     return ""
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    known = list(known)
-    return did_you_mean(word, known) or f"; known: {', '.join(known)}"
+def _nearest(word: str, known_words: Iterable[str]) -> str:
+    known_words = list(known_words)
+    return did_you_mean(word, known_words) or f"; known: {', '.join(known_words)}"
 
 
 def _nearest_key(section: str, key: str, keys: Mapping[str, Sequence[str]]) -> str:
-    """Name the nearest key of the section, or the same word in another section, or all keys."""
+    """Return the nearest key of the section, or the same word in another section, or all keys."""
     if did_you_mean(key, keys[section], cutoff=0.6):
         return _nearest(f"{section}.{key}", [f"{section}.{name}" for name in keys[section]])
     elsewhere = [
@@ -277,15 +274,12 @@ _PLAINLY = {
 
 
 def validation_sentence(error: ValidationError, draft: Draft) -> str:
-    """Return pydantic's first complaint as one sentence with the key, its value and its place.
-
-    Args:
-        error: of pydantic.
-        draft: knows where the value came from.
-    """
-    # A key that is not known says more than the one that lacks for it.
+    """Return pydantic's first complaint as one sentence with the key, its value and its place."""
+    # An unknown key says more than the key that is missing in its place.
     errors = error.errors()
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    first = next(
+        (complaint for complaint in errors if complaint["type"] == "extra_forbidden"), errors[0]
+    )
     path = tuple(str(part) for part in first["loc"])
     cause = first.get("ctx", {}).get("error")
     # Raised by our own validators: already a sentence that names its keys.
@@ -296,8 +290,8 @@ def validation_sentence(error: ValidationError, draft: Draft) -> str:
     key = ".".join(path if len(path) > 3 else name)
     if first["type"] == "missing":
         missing = f"section '{key}'" if len(path) == 1 else f"'{key}'"
-        place = _where(draft, path[:2]) if len(path) > 2 else f"config {draft.source}: "
-        return f"{place}{missing} is missing and has no default"
+        location = _where(draft, path[:2]) if len(path) > 2 else f"config {draft.source}: "
+        return f"{location}{missing} is missing and has no default"
     reason = first["msg"][0].lower() + first["msg"][1:]
     reason = _PLAINLY.get(first["type"], reason.replace("input should", "it should"))
     return f"{_where(draft, path)}'{key}' is {first['input']!r}: {reason}"

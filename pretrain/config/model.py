@@ -1,4 +1,4 @@
-"""The model section of the configuration: shape of the model, its parts, how its weights start."""
+"""The model section of the configuration: shape of the model, its parts, its initial weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pretrain.config.types import Int, PathLike, Section, setting
 
 
 class ModelSection(Section):
-    """Shape of the model, and how its weights start."""
+    """Shape of the model, and its initial weights."""
 
     num_layers: Int = setting(..., "Transformer layers.", SHAPE, ge=1, le=10_000)
     hidden_size: Int = setting(..., "Width of the residual stream.", SHAPE, ge=1)

@@ -16,7 +16,7 @@ _SectionType = TypeVar("_SectionType", bound=type[Section])
 
 
 def _section_of(name: str, kind: type[Kind]) -> type[Section]:
-    """Return the section of a kind's own settings, which are the fields of its declaration."""
+    """Return the section of a kind's own settings, the fields of its declaration."""
     types = get_type_hints(kind)
     keys: dict[str, Any] = {}
     for declared in fields(kind):
@@ -33,9 +33,9 @@ def _section_of(name: str, kind: type[Kind]) -> type[Section]:
 
 
 def _with_kinds(section: _SectionType) -> _SectionType:
-    """Return the section with `kind`, and a section within it for each kind with own settings.
+    """Return the section with `kind`, and an inner section for each kind with settings of its own.
 
-    A decorator, so that the type checker still sees the class that is written below.
+    A decorator, so that the type checker still sees the class as it is written below.
     """
     meanings = "; ".join(f"{name}: {kind.meaning}" for name, kind in KINDS.items())
     keys: dict[str, Any] = {
@@ -98,7 +98,7 @@ class OptimizerSection(Section):
 
     @property
     def of_kind(self) -> Kind:
-        """Return the declaration of the kind, with the settings of its own."""
+        """Return the declaration of the kind, with the kind's own settings."""
         return KINDS[self.kind](**dict(getattr(self, self.kind, {})))
 
     @property
@@ -107,7 +107,7 @@ class OptimizerSection(Section):
         return self.of_kind.rules
 
     def rate_factor(self, tensor: Tensor) -> float:
-        """Return the factor of a tensor's learning rate: of its kind, times that of its name."""
+        """Return the factor of a tensor's learning rate: its kind's factor times its name's."""
         rate = self.of_kind.rate(tensor)
         factor = 1.0 if rate is None else rate / self.learning_rate
         return factor * factor_of_name(tensor.name, self.learning_rate_factors)

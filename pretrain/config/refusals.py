@@ -1,7 +1,7 @@
-"""Refusals: combinations of configuration values that cannot be, before any process group exists.
+"""Refusals: combinations of configuration values that cannot work, before any process group exists.
 
-Each message is one sentence that names the keys and their values. `check_tree` needs no world size,
-and `load` calls it on every `Config` it makes; `resolved` calls the checks that need ranks or
+Each message is one sentence that names the keys and their values. `check_tree` needs no world size;
+`load` calls it on every `Config` it makes. `resolved` calls the checks that need ranks or
 DeepSpeed settings.
 """
 
@@ -51,10 +51,6 @@ def check_tree(config: Config) -> None:
 
 def check_ranks(config: Config, world_size: int) -> None:
     """Refuse what this number of ranks cannot do.
-
-    Args:
-        config: sizes of tensor parallelism and of batches.
-        world_size: ranks of the run, over all nodes.
 
     Raises:
         UserError: too few ranks, or a batch that does not divide.
@@ -132,7 +128,7 @@ def _check_tensor_parallel(config: Config) -> None:
 
 
 def _check_names(config: Config) -> None:
-    """Refuse a run directory that has no name in the encoding of this system's files."""
+    """Refuse a run directory whose name has no encoding in this system's file names."""
     try:
         os.fsencode(config.run_path)
     except UnicodeEncodeError as error:
@@ -145,17 +141,17 @@ def _check_names(config: Config) -> None:
 
 def _check_schedule(config: Config) -> None:
     schedule, total = config.schedule, config.total_steps
-    given = f"the {total} steps of the run"
+    length = f"the {total} steps of the run"
     for key, value in (("tokens", schedule.tokens), ("flops", schedule.flops)):
         if value is not None:
-            given += f" (schedule.{key}={value} at {config.tokens_per_step} tokens a step)"
+            length += f" (schedule.{key}={value} at {config.tokens_per_step} tokens a step)"
     if total >= LARGEST:
-        raise UserError(f"{given}: more than 2^53, and no run has that many; give fewer")
+        raise UserError(f"{length}: more than 2^53, and no run has that many; give fewer")
     decay = total - last_stable_step(schedule, total) if schedule.kind == "wsd" else 0
     if schedule.warmup_steps + decay > total:
         also = f"and the {decay} steps of schedule.decay={schedule.decay} are" if decay else "is"
         raise UserError(
-            f"schedule.warmup_steps={schedule.warmup_steps} {also} more than {given}; warm up for "
+            f"schedule.warmup_steps={schedule.warmup_steps} {also} more than {length}; warm up for "
             "fewer"
         )
     decay = total - schedule.warmup_steps
@@ -167,7 +163,7 @@ def _check_schedule(config: Config) -> None:
 
 
 def _check_query_key(config: Config) -> None:
-    """Let the method itself judge; building the recipe draws nothing."""
+    """Let the method judge its own policy; building the recipe draws nothing."""
     policy = config.policy
     frozen = policy.frozen_groups(config.model.num_layers, config.num_query_groups)
     if not policy.trainable and not policy.synthesizer and not any(frozen):
@@ -223,19 +219,14 @@ def _check_z_loss(config: Config) -> None:
 
 
 def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the patterns that match a name beyond those of the patterns before them.
-
-    Args:
-        patterns: of names, in their order.
-        names: of weights.
-    """
+    """Return the patterns that match a name beyond those matched by the patterns before them."""
     left = set(names)
-    found = []
+    matching_patterns = []
     for pattern in patterns:
-        named = {name for name in left if fnmatchcase(name, pattern)}
-        found += [pattern] * bool(named)
-        left -= named
-    return found
+        newly_matched = {name for name in left if fnmatchcase(name, pattern)}
+        matching_patterns += [pattern] * bool(newly_matched)
+        left -= newly_matched
+    return matching_patterns
 
 
 def names_for_factors(config: Config) -> dict[str, list[str]]:
@@ -249,15 +240,15 @@ def names_for_factors(config: Config) -> dict[str, list[str]]:
 
 
 def _check_factors(config: Config) -> None:
-    """Refuse a pattern that names no weight beyond those of the patterns before it."""
+    """Refuse a pattern that matches no weight beyond those of the patterns before it."""
     kinds = {"learning_rate_factors": "trained", "weight_decay_factors": "decayed"}
     if not any(getattr(config.optimizer, key) for key in kinds):
-        return  # making the names is a large part of all checks
+        return  # collecting the names is a large part of all checks
     for key, names in names_for_factors(config).items():
         patterns = getattr(config.optimizer, key)
-        found = matching(patterns, names)
+        matching_patterns = matching(patterns, names)
         for pattern in patterns:
-            if pattern not in found:
+            if pattern not in matching_patterns:
                 raise UserError(
                     f"optimizer.{key}: '{pattern}' matches no {kinds[key]} weight beyond those of "
                     "the patterns before it; weights have names such as "
@@ -266,7 +257,7 @@ def _check_factors(config: Config) -> None:
 
 
 def _check_muon(config: Config) -> None:
-    """Refuse a rate for a weight that is not there, and a penalty that Muon would rescale."""
+    """Refuse a rate for a weight that does not exist, and a penalty that Muon would rescale."""
     optimizer = config.optimizer
     if optimizer.kind == "muon" and config.policy.penalty:
         raise UserError(
@@ -309,7 +300,7 @@ def _check_recompute(config: Config) -> None:
 
 
 def _check_telemetry(config: Config) -> None:
-    """Check the profiled steps, and what can be known of prompts without a tokenizer."""
+    """Check the profiled steps, and what can be checked of prompts without a tokenizer."""
     section, length = config.telemetry, config.data.sequence_length
     profile = section.profile
     if profile is not None and profile.at + profile.steps - 1 > config.total_steps:
@@ -344,7 +335,7 @@ def _check_spectral_norms(config: Config) -> None:
             "telemetry.spectral_norms are measured every telemetry.weights_every steps, which is "
             "0; set it, or leave the patterns out"
         )
-    names = [one.name for one in config.ever_trained if len(one.shape) == 2]
+    names = [tensor.name for tensor in config.ever_trained if len(tensor.shape) == 2]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UserError(
@@ -354,22 +345,22 @@ def _check_spectral_norms(config: Config) -> None:
 
 
 def _check_initial_weights(config: Config) -> None:
-    """Refuse a file of initial weights whose model is not the one that is described."""
-    given = config.given_weights
-    if given is None:
+    """Refuse a file of initial weights for another model than the configuration describes."""
+    weights = config.given_weights
+    if weights is None:
         return
     described = config.values["model"]
-    for key, value in given.model.items():
+    for key, value in weights.model.items():
         if key == "max_positions":
             if config.data.sequence_length > value:
                 raise UserError(
                     f"data.sequence_length={config.data.sequence_length} but the model in "
-                    f"{given.path} has {value} learned positions; set "
+                    f"{weights.path} has {value} learned positions; set "
                     f"data.sequence_length={value} or less"
                 )
         elif described.get(key) != value:
             raise UserError(
-                f"model.{key}={described.get(key)} but the model in {given.path} has {value}; "
+                f"model.{key}={described.get(key)} but the model in {weights.path} has {value}; "
                 f"set {override_text(f'model.{key}', value)}"
             )
 
@@ -378,11 +369,10 @@ def check_stage(config: Config, stage: int) -> None:
     """Refuse what a ZeRO stage cannot do.
 
     Args:
-        config: precision, policy, tensor parallelism and compilation.
-        stage: of ZeRO, 0 to 3.
+        stage: ZeRO stage, 0 to 3.
 
     Raises:
-        UserError: DeepSpeed would fail there, or train something else.
+        UserError: DeepSpeed would fail at this stage, or train something else.
     """
     policy, size = config.policy, config.parallel.tensor_model_parallel_size
     if config.precision.dtype == "bf16" and stage == 0:
@@ -424,11 +414,11 @@ def check_stage(config: Config, stage: int) -> None:
 
 
 def _check_same_groups(config: Config) -> None:
-    """Refuse weights of some heads that form a parameter group on some tensor-parallel ranks only.
+    """Refuse a parameter group of some heads that only some tensor-parallel ranks have.
 
-    What changes together in the course of the run, or has a rate or a decay of its own, is such a
-    group. DeepSpeed sums its gradient norm over the ranks, and ranks with other groups would wait
-    for each other.
+    Weights form a group if they change together in the course of the run, or share a rate and a
+    decay. DeepSpeed sums its gradient norm over the ranks group by group, and ranks with other
+    groups would wait for each other.
     """
     size = config.parallel.tensor_model_parallel_size
     decays = config.optimizer.weight_decay_factors
@@ -438,11 +428,13 @@ def _check_same_groups(config: Config) -> None:
             decay = tensor.decay and len(tensor.shape) > 1 and factor_of_name(tensor.name, decays)
             rule = rule_of(tensor, config.optimizer.rules).name
             group = (tensor.span, rule, config.optimizer.rate_factor(tensor), decay)
-            for rank, own in enumerate(groups):
+            for rank, rank_groups in enumerate(groups):
                 if tensor.rank_elements(rank, size):
-                    own.setdefault(group, tensor.name)
-        for group, name in {group: name for own in groups for group, name in own.items()}.items():
-            lacking = [rank for rank, own in enumerate(groups) if group not in own]
+                    rank_groups.setdefault(group, tensor.name)
+        for group, name in {
+            group: name for rank_groups in groups for group, name in rank_groups.items()
+        }.items():
+            lacking = [rank for rank, rank_groups in enumerate(groups) if group not in rank_groups]
             if not lacking:
                 continue
             if group[0] not in {span for span, *_ in groups[lacking[0]]}:
@@ -479,11 +471,12 @@ def _check_same_parameters(config: Config) -> None:
 
 
 def require_wandb() -> None:
-    """Refuse where wandb cannot be imported; a directory of that name is not a package.
+    """Refuse telemetry.wandb where wandb cannot be imported.
 
     Raises:
         UserError: wandb is not installed.
     """
+    # A directory of that name, as wandb writes beside a run, is found too, but has no origin.
     spec = find_spec("wandb")
     if spec is None or spec.origin is None:
         raise UserError(

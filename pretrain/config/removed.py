@@ -1,7 +1,7 @@
-"""Settings of earlier versions that are gone or have another name, with what to use instead.
+"""Settings of earlier versions that are gone or renamed, with what to use instead.
 
-A configuration, grid, seal or checkpoint that names one of them is refused with its sentence. A key
-whose value changed nothing is left out instead, so that runs of earlier versions are still read.
+A configuration, grid, seal or checkpoint with one of them is refused with its sentence. A key whose
+value changed nothing is left out instead, so that runs of earlier versions can still be read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LAST_WITH_THEM = "tag v0.5-lab (commit 20f53ff5)"
-"""The last version that has everything in these tables."""
+"""The last version that supports everything in these tables."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ REMOVED_KEYS: Mapping[str, Removed] = {
         "hold scores by model.qk_norm=true, or by optimizer.qk_clip where W_Q and W_K train"
     ),
 }
-"""{`section.key`: what is known of it}"""
+"""{`section.key`: how it was removed}"""
 
 REMOVED_VALUES: Mapping[str, Mapping[str, str]] = {
     "attention.variant": {
@@ -53,7 +53,7 @@ REMOVED_VALUES: Mapping[str, Mapping[str, str]] = {
         "all": "leave it out, which freezes queries and keys",
     },
 }
-"""{`section.key`: {a value, or an item of its list: what to do without it, as a clause}}"""
+"""{`section.key`: {value, or item of a list: what to do without it, as a clause}}"""
 
 _PHASES = "attention.phases"
 _REMOVED_IN_PHASES: Mapping[str, Removed] = {
@@ -67,7 +67,7 @@ _REMOVED_IN_PHASES: Mapping[str, Removed] = {
     ),
     "orthonormal": Removed("rows are frozen as they are", neutral=(None, False)),
 }
-"""{key of an entry of attention.phases: what is known of it}"""
+"""{key of an entry of attention.phases: how it was removed}"""
 
 
 FORMER_KEYS: Mapping[str, str] = {
@@ -83,20 +83,20 @@ FORMER_KEYS: Mapping[str, str] = {
         "update_scale",
     )
 }
-"""{a key's name in runs of earlier versions: its name}"""
+"""{name of a key in runs of earlier versions: present name}"""
 
 
 def present_key(key: str) -> str:
-    """Return the name of a key that a run of any version has recorded."""
+    """Return the present name of a key that a run of any version has recorded."""
     return FORMER_KEYS.get(key, key)
 
 
 def removed_sentence(key: str, value: Any) -> str | None:
-    """Return why a setting is refused whose key or value is gone; None if neither is.
+    """Return the refusal of a setting whose key or value was removed; None if neither was.
 
     Args:
         key: As `section.key`.
-        value: As a file or a checkpoint has it.
+        value: As a file or a checkpoint holds it.
     """
     removed = REMOVED_KEYS.get(key)
     if removed is not None and value not in removed.neutral:
@@ -114,11 +114,11 @@ def removed_sentence(key: str, value: Any) -> str | None:
 
 
 def without_removed(key: str, value: Any) -> Any:
-    """Return the value of a setting without the keys of its entries that are gone.
+    """Return the value of a setting without the removed keys of its entries.
 
     Args:
         key: As `section.key`.
-        value: One that `removed_sentence` does not refuse.
+        value: A value that `removed_sentence` does not refuse.
     """
     if key != _PHASES or not isinstance(value, (list, tuple)):
         return value

@@ -1,6 +1,6 @@
-"""A configuration on a number of ranks, with what follows from both worked out once.
+"""A configuration on a number of ranks, with what follows from both, computed once.
 
-`resolve` is where a run learns whether its configuration fits its ranks. Everything behind it takes
+`resolve` is where a run learns whether its configuration fits its ranks. All later code takes
 the parts that it needs: a section, the shape, the policy, the layout, the run's directory.
 """
 
@@ -26,7 +26,7 @@ class Layout:
     """The parallel layout of a run, which does not change the trained weights, up to rounding.
 
     Attributes:
-        dtype: of the computation; recorded only, because a resume refuses another one.
+        dtype: Compute type; only recorded, because a resume refuses another one.
     """
 
     world_size: int
@@ -47,14 +47,14 @@ class Resolved:
     """A configuration that fits its ranks.
 
     Attributes:
-        config: what was asked for, for functions that need most of its sections.
-        recipe: of the Query/Key bank, or of the score matrices in its place; None: of neither.
-        phases: of training, in order.
-        directory: of the run.
-        trunk: the directory of the run that this one branches from, if it does.
-        layout: the spread over the ranks, with the ZeRO stage.
-        deepspeed: the settings for DeepSpeed, with the keys that follow from `config` filled in.
-        deepspeed_sha256: of the file that `deepspeed.config` names; None where that is not a path.
+        config: The configuration, for functions that need most of its sections.
+        recipe: Of the Query/Key bank, or of the score matrices in its place; None: of neither.
+        phases: Phases of training, in order.
+        directory: The run's directory.
+        trunk: Directory of the run that this one branches from; None: it is no branch.
+        layout: The spread over the ranks, with the ZeRO stage.
+        deepspeed: Settings for DeepSpeed, with the keys that follow from `config` filled in.
+        deepspeed_sha256: SHA-256 of the file of `deepspeed.config`; None for a shipped name.
     """
 
     config: Config
@@ -74,15 +74,15 @@ def resolve(config: Config, world_size: int) -> Resolved:
     """Fit a configuration to a number of ranks.
 
     Args:
-        config: a configuration that `load` has judged.
-        world_size: ranks of the run, over all nodes.
+        config: A configuration from `load`, whose values do not contradict each other.
+        world_size: Ranks of the run, over all nodes.
 
     Returns:
         The configuration with its layout and the settings for DeepSpeed.
 
     Raises:
-        UserError: too few ranks, a batch that does not divide, DeepSpeed settings that are wrong or
-            train wrong at this ZeRO stage, or a package that is not installed.
+        UserError: too few ranks, a batch that does not divide, DeepSpeed settings that are wrong
+            or train wrong at this ZeRO stage, or a package that is not installed.
     """
     check_ranks(config, world_size)
     settings = deepspeed_settings(config, world_size)

@@ -1,7 +1,7 @@
-"""Learning rate and training phases as functions of the step: nothing to save, nothing to restore.
+"""Learning rate and training phases as functions of the step: nothing to save or to restore.
 
-In another phase other weights train. A checkpoint belongs to the phase of its last step: a resume
-loads it into an engine of that phase, then changes phase as the uninterrupted run did
+Each phase trains other weights. A checkpoint belongs to the phase of its last step: a resume loads
+it into an engine of that phase, then changes phase as the uninterrupted run did
 (`training.phase_engine`).
 """
 
@@ -18,14 +18,14 @@ from pretrain.config.sections import ScheduleSection
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps `first_step` to the one before the next phase's. Most runs have one phase, number 0.
+    """Steps from `first_step` to the next phase. Most runs have one phase, number 0.
 
     Attributes:
-        number: from 0.
-        first_step: of the optimizer, counted from 1.
-        learning_rate_factor: of the whole schedule, within the phase.
-        newly_trainable: layers whose rows of queries and keys begin to train.
-        newly_kept: layers whose rows are frozen as they were trained.
+        number: Number of the phase, from 0.
+        first_step: First optimizer step, counted from 1.
+        learning_rate_factor: Factor of the whole schedule within the phase.
+        newly_trainable: Layers whose rows of queries and keys begin to train.
+        newly_kept: Layers whose rows are frozen as they were trained.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Phase:
 
     @property
     def change(self) -> str:
-        """Return what trains from here on and what no longer does, as a clause."""
+        """Return which rows begin to train and which no longer train, as a clause."""
         begun = ", ".join(map(str, self.newly_trainable))
         ended = ", ".join(map(str, self.newly_kept))
         clauses = [f"Query/Key of layer {begun} train too"] if begun else []
@@ -48,9 +48,9 @@ def phases_of(policy: QKPolicy, sizes: tuple[int, int], total_steps: int) -> tup
     """Return all phases of a run, in order.
 
     Args:
-        policy: has the entries of `attention.phases`.
-        sizes: layers of the model, and key heads of a layer.
-        total_steps: optimizer steps of the run.
+        policy: Policy with the entries of `attention.phases`.
+        sizes: Layers of the model, and key heads of a layer.
+        total_steps: Optimizer steps of the run.
     """
     phases = [Phase(0, 1, 1.0)]
     begins = policy.trained_from(*sizes)
@@ -96,10 +96,8 @@ def learning_rate(
     so has any later step.
 
     Args:
-        optimizer: peak of the learning rate.
-        schedule: shape of the learning rate.
-        step: of the optimizer, counted from 1.
-        total_steps: of the whole run.
+        step: Optimizer step, counted from 1.
+        total_steps: Optimizer steps of the whole run.
 
     Raises:
         ValueError: step < 1.
@@ -117,17 +115,12 @@ def learning_rate(
 
 
 def last_stable_step(schedule: ScheduleSection, total_steps: int) -> int:
-    """Return the step before the decay of a `wsd` schedule; the last step of all without decay.
-
-    Args:
-        schedule: its `decay` is a part of the run.
-        total_steps: of the whole run.
-    """
+    """Return the step before the decay of a `wsd` schedule; the last step of all without decay."""
     return total_steps - max(round(schedule.decay * total_steps), int(schedule.decay > 0))
 
 
 def _remaining(schedule: ScheduleSection, done: int, decay_steps: int) -> float:
-    """Return the part of peak − floor that is left after `done` steps: 1 to exactly 0."""
+    """Return the part of peak − floor that is left after `done` steps, from 1 to exactly 0."""
     if done >= decay_steps:
         return 0.0
     if schedule.kind == "wsd":
@@ -135,7 +128,7 @@ def _remaining(schedule: ScheduleSection, done: int, decay_steps: int) -> float:
     if schedule.kind == "polynomial":
         return float((1 - done / decay_steps) ** schedule.power)
     cycles = schedule.cycles if schedule.kind == "cosine_restarts" else 1
-    # Whole numbers until the last moment: rounding cannot move a cycle's last step into the next
-    # cycle.
-    place = ((done * cycles - 1) % decay_steps + 1) / decay_steps
-    return (1 + math.cos(math.pi * place)) / 2
+    # Whole numbers until the last moment, so that rounding cannot move a cycle's last step into the
+    # next cycle.
+    cycle_progress = ((done * cycles - 1) % decay_steps + 1) / decay_steps
+    return (1 + math.cos(math.pi * cycle_progress)) / 2

@@ -1,8 +1,8 @@
 """The sections of the configuration tree: names, types, ranges, meanings, records of the keys.
 
-Checks that need one section only live here; those across sections live in `refusals`. Every section
-is frozen and rejects unknown keys. The sections of attention and optimizer are in files of these
-names, the values' types are in `types`.
+Checks of one section stand here; checks across sections stand in `refusals`. Every section is
+frozen and rejects unknown keys. The sections of attention, model and optimizer are in files of
+these names, the types of values are in `types`.
 """
 
 from __future__ import annotations
@@ -134,11 +134,11 @@ class ScheduleSection(Section):
     @model_validator(mode="after")
     def _consistent(self) -> ScheduleSection:
         lengths = {"steps": self.steps, "tokens": self.tokens, "flops": self.flops}
-        given = [f"{key} ({value})" for key, value in lengths.items() if value is not None]
-        if len(given) != 1:
-            found = f"{' and '.join(given)} are set" if given else "none is set"
+        set_lengths = [f"{key} ({value})" for key, value in lengths.items() if value is not None]
+        if len(set_lengths) != 1:
+            problem = f"{' and '.join(set_lengths)} are set" if set_lengths else "none is set"
             raise ValueError(
-                f"schedule.steps, schedule.tokens, schedule.flops: {found}; give exactly one"
+                f"schedule.steps, schedule.tokens, schedule.flops: {problem}; give exactly one"
             )
         needed = {
             "cycles": "cosine_restarts",
@@ -232,9 +232,9 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _consistent(self) -> DataSection:
         if (self.directory is None) == (self.blend is None):
-            given = "neither is set" if self.directory is None else "both are set"
+            problem = "neither is set" if self.directory is None else "both are set"
             raise ValueError(
-                f"data.directory and data.blend: {given}; give exactly one (the other null)"
+                f"data.directory and data.blend: {problem}; give exactly one (the other null)"
             )
         return self
 
@@ -324,12 +324,7 @@ class PerformanceSection(Section):
     )
 
     def compiles(self, on_cuda: bool, zero_stage: int) -> bool:
-        """Return whether layers run compiled, with `auto` resolved.
-
-        Args:
-            on_cuda: whether the model is on a GPU.
-            zero_stage: of DeepSpeed, 0 to 3.
-        """
+        """Return whether layers run compiled, with `auto` resolved for a device and ZeRO stage."""
         possible = on_cuda and zero_stage < 3 and self.recompute != "query_key"
         return possible if self.compile == "auto" else self.compile == "layers"
 
@@ -368,7 +363,7 @@ class CheckpointSection(Section):
 
 
 class StabilitySection(Section):
-    """Handling of non-finite and spiking losses."""
+    """Reaction to non-finite and spiking losses."""
 
     max_skipped: Int = setting(
         3,

@@ -1,4 +1,4 @@
-"""The verb `show`: every value, its origin, and sizes and length of the whole."""
+"""The verb `show`: every value, its origin, and the sizes and length of the run."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ PIPED_WIDTH = 100  # so that text that is piped or logged is not folded at 80 co
 
 
 def render_show(name_or_path: str, overrides: Sequence[str] = (), *, meanings: bool = False) -> str:
-    """Return the resolved configuration as text: each value with where it came from, and a summary.
+    """Return the resolved configuration as text: each value with its origin, and a summary.
 
     Args:
-        name_or_path: of the configuration.
-        overrides: section.key=value.
-        meanings: add the meaning of each key.
+        meanings: Whether to add the meaning of each key.
 
     Raises:
         UserError: as `load_config`.
@@ -63,13 +61,18 @@ def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:
     """
     config, rows = loaded.config, []
     for section, content in by_section(config.values).items():
-        given: Any = reduce(getattr, section.split("."), config)
+        section_object: Any = reduce(getattr, section.split("."), config)
         for key, value in content.items():
             path = f"{section}.{key}"
-            unset = getattr(given, key) is None
+            unset = getattr(section_object, key) is None
             origin = "derived" if unset and value is not None else _origin(path, loaded.origins)
             rows.append(
-                (path, _text(value), origin, type(given).model_fields[key].description or "")
+                (
+                    path,
+                    _text(value),
+                    origin,
+                    type(section_object).model_fields[key].description or "",
+                )
             )
     return rows
 
@@ -80,9 +83,9 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
     count = count_parameters(shape, policy)
     model_flops = model_flops_per_token(shape, policy)
     steps_flops = model_flops * config.tokens_per_step * config.total_steps
-    more = round(config.total_flops / steps_flops - 1, 3)
+    excess = round(config.total_flops / steps_flops - 1, 3)
     stable = f"{last_stable_step(config.schedule, config.total_steps):,}"
-    executed = f"executed: {abs(more):.1%} {'more' if more > 0 else 'fewer'}"
+    executed = f"executed: {abs(excess):.1%} {'more' if excess > 0 else 'fewer'}"
     factors = []
     if policy.structured:
         a, b = block_sizes(shape.hidden_size, shape.head_dim)
@@ -110,13 +113,13 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
 
 
 def _deepspeed_text(config: Config) -> str:
-    """Name the DeepSpeed settings; with `deepspeed.config=auto` the number of ranks may decide."""
+    """Return the name of the DeepSpeed settings; with `auto` the number of ranks may decide."""
     size = config.parallel.tensor_model_parallel_size
-    one = settings_name(config, size)
+    single = settings_name(config, size)
     many = settings_name(config, size * 2**20)
-    if one == many:
-        return one
-    return f"{one}; {many} where it saves a rank over {WHOLE_STATE_BYTES >> 30} GiB"
+    if single == many:
+        return single
+    return f"{single}; {many} where it saves a rank over {WHOLE_STATE_BYTES >> 30} GiB"
 
 
 def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:
@@ -131,7 +134,9 @@ def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:
 def _origin(path: str, origins: Mapping[str, str]) -> str:
     """Return the origin of a value, or of the latest value inside it (deepspeed.overrides)."""
     inside = [
-        origin for known, origin in origins.items() if known == path or known.startswith(f"{path}.")
+        origin
+        for origin_path, origin in origins.items()
+        if origin_path == path or origin_path.startswith(f"{path}.")
     ]
     return inside[-1] if inside else "default"
 

@@ -1,7 +1,7 @@
-"""Configuration text: YAML with line numbers, dotted overrides, origins of values.
+"""Text of configurations: YAML with line numbers, dotted overrides, origins of values.
 
-YAML is read as version 1.2 resolves plain values; PyYAML's own way is 1.1, where 5e-4 is text and
-`off` a boolean. This module knows nothing of what the keys mean; `load` does.
+YAML is read as version 1.2 resolves plain values; PyYAML itself follows 1.1, where 5e-4 is text and
+`off` a boolean. This module knows nothing of the keys' meanings; `load` does.
 """
 
 from __future__ import annotations
@@ -38,27 +38,23 @@ class YamlProblem(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolves scalars as YAML 1.2 does."""
+    """Loader that resolves scalars as YAML 1.2 does."""
 
-    # PyYAML's own way to configure a loader class.
+    # PyYAML configures a loader class by this attribute.
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Refuse a key that is given twice, of which PyYAML would take the last.
-
-        Args:
-            node: of the mapping.
-            deep: construct its values at once.
+        """Refuse a key that is given twice, where PyYAML would take the last one.
 
         Raises:
             ConstructorError: a key is given twice.
         """
-        known: set[str] = set()
+        seen_keys: set[str] = set()
         for key, _ in node.value:
-            if str(key.value) in known:
+            if str(key.value) in seen_keys:
                 problem = f"key '{key.value}' is given twice; remove one"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            known.add(str(key.value))
+            seen_keys.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
@@ -71,11 +67,11 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, None)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that YAML 1.1 or 1.2 would take for something else."""
+    """Dumper that quotes text which YAML 1.1 or 1.2 would take for something else."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = '"' if _NOT_IN_YAML.search(text) else None  # else a NEL would be read back as a blank
+    style = '"' if _NOT_IN_YAML.search(text) else None  # else NEL would be read back as a blank
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -85,12 +81,12 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, None)
 
 @dataclass
 class Draft:
-    """Values that are not validated yet, and where each came from.
+    """Values that are not validated yet, and the origin of each.
 
     Attributes:
-        source: the name of the file.
+        source: Name of the file.
         origins: `FILE:LINE` or `override` of each value.
-        placed: the values that are not of the file.
+        placed: Paths of the values that are not from the file.
     """
 
     source: str
@@ -118,12 +114,11 @@ def read_yaml(path: Path, shown_as: str) -> Draft:
     """Read a YAML mapping of sections.
 
     Args:
-        path: the file.
-        shown_as: its name in messages.
+        shown_as: Name of the file in messages.
 
     Raises:
-        UserError: the file cannot be read, is not YAML, is not a mapping, has a key twice, or a key
-            that is not text.
+        UserError: the file cannot be read, is not YAML or not a mapping, holds a key twice, or a
+            key that is not text.
     """
     try:
         with path.open("rb") as file:
@@ -163,20 +158,21 @@ def _compose(text: str) -> yaml.Node | None:
     return node
 
 
-def _values(node: yaml.Node | None, known: dict[int, float]) -> float:
-    """Count the values in a node, its aliases written out.
+def _values(node: yaml.Node | None, counts: dict[int, float]) -> float:
+    """Return the number of values in a node, with its aliases written out.
 
-    A few lines can be billions, or have no end.
+    Aliases can turn a few lines into billions of values, or into an endless one.
     """
     if not isinstance(node, yaml.CollectionNode):
         return 1
-    if id(node) not in known:
-        known[id(node)] = math.inf
+    if id(node) not in counts:
+        # A node that contains itself has no end.
+        counts[id(node)] = math.inf
         parts = (
             chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
         )
-        known[id(node)] = 1 + sum(_values(part, known) for part in parts)
-    return known[id(node)]
+        counts[id(node)] = 1 + sum(_values(part, counts) for part in parts)
+    return counts[id(node)]
 
 
 def _construct(node: yaml.Node) -> Any:
@@ -218,24 +214,20 @@ def _record_lines(
 
 
 def apply_overrides(draft: Draft, overrides: Sequence[str]) -> None:
-    """Set `section.key=value` items, in order, the value parsed as YAML.
-
-    Args:
-        draft: takes the values.
-        overrides: the items.
+    """Set `section.key=value` items in order, each value parsed as YAML.
 
     Raises:
-        UserError: an item is not of that form.
+        UserError: an item has another form.
     """
     for name, value in parse_overrides(overrides):
         place_value(draft, tuple(name.split(".")), value, OVERRIDE)
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return `section.key=value` items as (key, value), the value parsed as YAML.
+    """Return `section.key=value` items as (key, value), each value parsed as YAML.
 
     Raises:
-        UserError: an item is not of that form.
+        UserError: an item has another form.
     """
     parsed = []
     for item in overrides:
@@ -253,21 +245,22 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def place_value(draft: Draft, path: KeyPath, value: Any, origin: str) -> None:
-    """Set one value, sections made as needed, whatever was there before.
+    """Set a value and create its sections as needed, whatever was there before.
 
     Args:
-        draft: takes the value.
-        path: section and key.
-        value: plain value.
-        origin: as in `Draft.origins`.
+        path: Section and key.
+        value: Plain value.
+        origin: As in `Draft.origins`.
     """
-    place = draft.values
+    section = draft.values
     for part in path[:-1]:
-        inner = place.get(part)
-        place[part] = inner = dict(inner) if isinstance(inner, Mapping) else {}
-        place = inner
-    place[path[-1]] = value
-    for within in [known for known in draft.origins if known[: len(path)] == path]:
+        inner = section.get(part)
+        section[part] = inner = dict(inner) if isinstance(inner, Mapping) else {}
+        section = inner
+    section[path[-1]] = value
+    for within in [
+        origin_path for origin_path in draft.origins if origin_path[: len(path)] == path
+    ]:
         del draft.origins[within]
     draft.origins[path] = origin
     inside = value if isinstance(value, Mapping) else {}
@@ -276,14 +269,9 @@ def place_value(draft: Draft, path: KeyPath, value: Any, origin: str) -> None:
 
 
 def override_text(key: str, value: Any) -> str:
-    """Write `key=value` that `apply_overrides` reads back as the same value; a word stays bare.
-
-    Args:
-        key: section.key.
-        value: plain value.
-    """
+    """Return `key=value` that `apply_overrides` reads back as the same value; a word stays bare."""
     quoted = _NOT_IN_YAML.sub(
-        lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False)
+        lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False)
     )
     return f"{key}={value if _is_plain_word(value) else quoted}"
 
@@ -296,7 +284,7 @@ def _is_plain_word(value: Any) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether there is such a file; False too for a name that no file can have."""
+    """Return whether the file exists; False too for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -304,24 +292,17 @@ def is_file(path: Path) -> bool:
 
 
 def shipped_files(package: str, pattern: str) -> dict[str, Path]:
-    """Return {name without ending: path} of the files that a package ships, sorted by path.
-
-    Args:
-        package: that ships them.
-        pattern: of their paths within it.
-    """
+    """Return {name without ending: path} of a package's files that match, sorted by path."""
     return {path.stem: path for path in sorted(Path(str(files(package))).glob(pattern))}
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return `; did you mean '…'?` for the nearest word that is known, or "" where none is near.
+def did_you_mean(word: str, known_words: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return `; did you mean '…'?` for the nearest known word, or "" where none is near.
 
     Args:
-        word: the unknown word.
-        known: words that are known.
-        cutoff: least similarity, 0 to 1.
+        cutoff: Least similarity, 0 to 1.
     """
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(word, list(known_words), n=1, cutoff=cutoff)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 

@@ -1,7 +1,7 @@
 """The configuration of a run: one frozen tree of sections, and the values that follow from it.
 
-Each section refuses what is wrong within it, `refusals` what sections cannot be together. `load`
-applies both, and is the way to get a configuration.
+Each section refuses mistakes within itself, `refusals` contradictions between sections. `load`
+applies both, and is the only way to get a configuration.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from pretrain.runs.directory import RunDirectory
 class Config(Section):
     """The configuration of a run.
 
-    Where a section holds None, the property of the same name has the value. What follows from
-    several sections is worked out once.
+    Where a section holds None, the property of the same name has the value. Values that follow
+    from several sections are computed once.
     """
 
     run: sections.RunSection
@@ -78,7 +78,7 @@ class Config(Section):
     def total_steps(self) -> int:
         """Return the optimizer steps of the run.
 
-        These are schedule.steps, or the fewest that reach schedule.tokens or schedule.flops.
+        They are schedule.steps, or the fewest that reach schedule.tokens or schedule.flops.
         """
         if self.schedule.steps is not None:
             return self.schedule.steps
@@ -90,14 +90,14 @@ class Config(Section):
     @cached_property
     def _steps_of_flops(self) -> int:
         """Return the fewest steps that execute schedule.flops, found by bisection."""
-        # FLOPs rise with the steps: one more moves some step into another phase at most once for
-        # each layer, and what training rows costs is a small part of a step.
-        wanted = -(-(self.schedule.flops or 0) // self.tokens_per_step)
+        # Bisection holds because FLOPs rise with the steps: one more step can move another into a
+        # cheaper phase at most once for each layer, which saves a small part of a step.
+        target = -(-(self.schedule.flops or 0) // self.tokens_per_step)
         costs = self._flops_of_phases
-        lengths = range(1, min(LARGEST, -(-wanted // min(costs))) + 1)
+        lengths = range(1, min(LARGEST, -(-target // min(costs))) + 1)
         flops = partial(executed_flops_of_steps, costs, self.policy)
-        found = bisect_left(lengths, wanted, key=flops)
-        return lengths[min(found, len(lengths) - 1)]  # of a length that is refused later
+        index = bisect_left(lengths, target, key=flops)
+        return lengths[min(index, len(lengths) - 1)]  # of a length that is refused later
 
     @property
     def total_flops(self) -> int:
@@ -214,14 +214,16 @@ class Config(Section):
     @property
     def fullest_phase(self) -> int:
         """Return the number of the phase in which most weights train, the last of equal ones."""
-        trained = [sum(t.elements for t in every if t.trains) for every in self.inventories]
+        trained = [sum(t.elements for t in inventory if t.trains) for inventory in self.inventories]
         return max(range(len(trained)), key=lambda number: (trained[number], number))
 
     @property
     def ever_trained(self) -> tuple[Tensor, ...]:
         """Return the tensors that train in some phase of the run, each once, in their order."""
-        every = (tensor for inventory in self.inventories for tensor in inventory if tensor.trains)
-        return tuple({tensor.name: tensor for tensor in every}.values())
+        trained = (
+            tensor for inventory in self.inventories for tensor in inventory if tensor.trains
+        )
+        return tuple({tensor.name: tensor for tensor in trained}.values())
 
     @property
     def embedding_rows(self) -> int:
@@ -251,7 +253,7 @@ class Config(Section):
     def values(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the tree as plain values, with unset keys filled in.
 
-        Parsing them gives the same run. To be read only: `as_dict` returns a copy to change.
+        Parsing them gives the same run. Not to be changed: `as_dict` returns a copy for that.
         """
         values: dict[str, dict[str, Any]] = self.model_dump(mode="json")
         values["model"].update(

@@ -28,7 +28,7 @@ def _integer(value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """Return an integer that numpy and JSON hold too."""
+    """Return an integer that numpy and JSON can hold too."""
     number = _integer(value)
     if isinstance(number, int) and abs(number) >= LARGEST:
         raise PydanticCustomError("too_large", "it should be less than 2^53")
@@ -64,11 +64,11 @@ def as_tuple(value: Any) -> Any:
 
 
 SEED_MAX = 2**64 - 1
-"""The largest seed that every generator takes."""
+"""The largest seed that every generator accepts."""
 
 Int = Annotated[int, BeforeValidator(_whole)]
 LargeInt = Annotated[int, BeforeValidator(_integer)]
-"""Of any size, for seeds and FLOPs."""
+"""Integer of any size, for seeds and FLOPs."""
 Number = float  # pydantic takes whole numbers for it too
 Layers = Annotated[str, BeforeValidator(_layers)]
 LayerShares = Annotated[dict[str, float], BeforeValidator(_text_keys)]
@@ -90,7 +90,7 @@ class Section(BaseModel):
 
 
 class OnResume(Enum):
-    """The effect of another value on a run that continues from a checkpoint."""
+    """Effect of another value on a run that continues from a checkpoint."""
 
     LAYOUT = "takes effect, equal up to rounding"
     REFUSED = "refused"
@@ -103,20 +103,22 @@ class Setting:
     """The record of one configuration key.
 
     Attributes:
-        on_resume: effect of another value on a run that continues from a checkpoint.
-        note: condition or extent of that effect, for the documentation.
-        identity: a checkpoint records the value, and a resume compares it. False for keys that are
-            free to change, and for those that are compared by what their files or the frozen bank
-            hold.
-        data_change: `data.allow_change=true` lets a resume take another value.
-        method: part of what is trained; runs that differ in it are not seeds of one another.
-        noted: `compare` reports that runs differ in it. False for keys that name or place a run,
-            and for those by which runs are compared.
-        shape: of the model's shape, which must be equal for losses to be comparable.
-        hparam: a column of TensorBoard's HPARAMS page.
-        label: tells runs of one variant apart in the names of their groups.
-        excludes: the keys of the same section that cannot be given together with this one.
-        trunk: a branch (`schedule.branch_from`) must have the value of its trunk.
+        on_resume: Effect of another value on a run that continues from a checkpoint.
+        note: Condition or extent of that effect, for the documentation.
+        identity: Whether a checkpoint records the value and a resume compares it. False for keys
+            that may change freely, and for those that are compared by the content of their files or
+            of the frozen bank.
+        data_change: Whether `data.allow_change=true` lets a resume take another value.
+        method: Whether the key is part of what is trained; runs that differ in it are not seeds of
+            one another.
+        noted: Whether `compare` reports that runs differ in it. False for keys that name or place
+            a run, and for those by which runs are compared.
+        shape: Whether the key belongs to the model's shape, which must be equal for losses to be
+            comparable.
+        hparam: Whether the key is a column of TensorBoard's HPARAMS page.
+        label: Whether the key tells runs of one variant apart in the names of their groups.
+        excludes: Keys of the same section that cannot be given together with this one.
+        trunk: Whether a branch (`schedule.branch_from`) must have the value of its trunk.
     """
 
     on_resume: OnResume
@@ -137,8 +139,8 @@ def setting(default: Any, description: str, record: Setting, **constraints: Any)
 
     Args:
         default: `...` for a key that must be given.
-        description: what `show --meanings` prints.
-        record: how the key is treated.
+        description: Text that `show --meanings` prints.
+        record: Treatment of the key.
         constraints: `ge`, `gt`, `le`, `lt`, `pattern`, `min_length`, `max_length` of pydantic's
             `Field`.
     """
@@ -150,7 +152,7 @@ def setting_of(field: FieldInfo) -> Setting:
     """Return the record of a key that was declared with `setting`.
 
     Raises:
-        TypeError: the field was declared without.
+        TypeError: the field was declared without `setting`.
     """
     extra = field.json_schema_extra
     if not isinstance(extra, dict) or "setting" not in extra:

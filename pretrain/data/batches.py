@@ -1,7 +1,7 @@
 """This rank's samples of a global batch, and their tokens.
 
-A global batch is the samples `consumed_samples …` of one order over the whole run, dealt out in
-rounds of micro_batch_size × data-parallel size. Tensor-parallel ranks read the same samples;
+A global batch is the next samples after `consumed_samples` in one order over the whole run, dealt
+out in rounds of micro_batch_size × data-parallel size. Tensor-parallel ranks read the same samples;
 nothing is broadcast.
 """
 
@@ -17,7 +17,7 @@ from pretrain.config.sections import DataSection
 from pretrain.ranks.groups import ParallelContext
 
 SAMPLES_AT_ONCE = 64
-"""Reading costs a fixed time a call, which this many samples make small."""
+"""Samples per read; enough that the fixed cost of a call is small."""
 
 
 def rank_samples(
@@ -31,11 +31,9 @@ def rank_samples(
     """Return the samples of a data-parallel rank in a global batch.
 
     Args:
-        consumed_samples: samples of the run before this batch.
-        global_batch_size: samples of a step, over all ranks.
-        micro_batch_size: samples of a forward pass.
-        data_parallel_rank: of this rank.
-        data_parallel_size: copies of the model.
+        consumed_samples: Number of samples of the run before this batch.
+        global_batch_size: Samples per step, over all ranks.
+        micro_batch_size: Samples per forward pass.
 
     Returns:
         Sample numbers `[micro batches, micro_batch_size]`.
@@ -47,14 +45,12 @@ def rank_samples(
 class Batches:
     """This rank's part of every global batch.
 
-    The parts of several batches are read in one go, and with `data.loader_workers` threads the next
-    ones meanwhile. Neither changes what a batch is.
+    The parts of several batches are read in one call, and `data.loader_workers` threads read the
+    next ones meanwhile. Neither changes the content of a batch.
 
     Args:
-        samples: of the whole run, in order.
-        data: sizes of batches, and the number of loader threads.
-        total_steps: optimizer steps of the run; nothing is read beyond.
-        context: this rank's place in the layout.
+        samples: Samples of the whole run, in order.
+        total_steps: Optimizer steps of the run; nothing is read beyond them.
     """
 
     def __init__(
@@ -71,7 +67,7 @@ class Batches:
         self._read: dict[int, torch.Tensor] = {}
 
     def at(self, consumed_samples: int) -> torch.Tensor:
-        """Return the ids of the batch from a sample on.
+        """Return the ids of the batch that starts at a sample.
 
         Returns:
             `[micro batches, micro_batch_size, sequence_length + 1]` on the CPU, in pinned memory if
@@ -84,7 +80,7 @@ class Batches:
         return self._read.pop(consumed_samples)
 
     def read(self, consumed_samples: int) -> None:
-        """Read the batch from a sample on into memory, while a GPU works.
+        """Read the batch that starts at a sample into memory, while a GPU works.
 
         Raises:
             DataError: as `at`.
@@ -96,7 +92,7 @@ class Batches:
             self._loader.blocks(now.ravel(), [later.ravel()] if later.size else [])
         )
         if self._context.device.type == "cuda":
-            blocks = blocks.pin_memory()  # then the copy to the device waits for nothing
+            blocks = blocks.pin_memory()  # so that the copy to the device is asynchronous
         starts = range(
             consumed_samples,
             consumed_samples + len(now) * self._data.global_batch_size,
@@ -111,12 +107,14 @@ class Batches:
     def _numbers(self, consumed_samples: int) -> tuple[Int64Array, Int64Array]:
         """Return sample numbers `[batches, micro batches, micro_batch_size]` to read now and next.
 
-        They end where the run does: beyond may begin an epoch that nobody will need the order of.
+        The numbers stop at the end of the run, beyond which another epoch would need its order.
         """
         data, context = self._data, self._context
-        together = max(1, SAMPLES_AT_ONCE * context.data_parallel_size // data.global_batch_size)
+        batches_at_once = max(
+            1, SAMPLES_AT_ONCE * context.data_parallel_size // data.global_batch_size
+        )
         end = max(self._end, consumed_samples + 1)
-        starts = range(consumed_samples, end, data.global_batch_size)[: 2 * together]
+        starts = range(consumed_samples, end, data.global_batch_size)[: 2 * batches_at_once]
         numbers = [
             rank_samples(
                 start,
@@ -127,4 +125,6 @@ class Batches:
             )
             for start in starts
         ]
-        return np.stack(numbers[:together]), np.array(numbers[together:], dtype=np.int64)
+        return np.stack(numbers[:batches_at_once]), np.array(
+            numbers[batches_at_once:], dtype=np.int64
+        )

@@ -23,7 +23,7 @@ class Inputs:
     """A configuration that fits its ranks and its data.
 
     Attributes:
-        prompts: of `telemetry.sample_prompts`; None: there are none.
+        prompts: the prompts of `telemetry.sample_prompts`; None: none.
     """
 
     resolved: Resolved
@@ -35,8 +35,8 @@ def check_inputs(config: Config, world_size: int) -> Inputs:
     """Refuse all that can be refused without starting a rank.
 
     Args:
-        config: a configuration that `load` has judged.
-        world_size: ranks of the run, over all nodes.
+        config: a configuration from `load`.
+        world_size: number of ranks of the run, over all nodes.
 
     Raises:
         UserError: as `resolve` and `read_prompts`, or the tokenizer has another number of tokens.
@@ -92,9 +92,7 @@ def open_data(data: DataSection, blend: Blend, *, seed: int, cache: Path | None 
     """Open every shard.
 
     Args:
-        data: lengths, and whether documents stand alone.
-        blend: what `read_blend` has read.
-        seed: of the sample order.
+        seed: seed of the sample order.
         cache: directory of sample orders; None: they are kept in memory, once they are needed.
 
     Raises:

@@ -15,8 +15,11 @@ from pretrain.errors import UserError
 class Prompts:
     """The prompts of `telemetry.sample_prompts`.
 
-    ids: those of every text, at least one. tokens: by how many each is continued; they and the
-    longest prompt fit into `data.sequence_length`. eod_id: ends a continuation before that.
+    Attributes:
+        ids: Ids of each text, at least one.
+        tokens: Number of tokens by which each prompt is continued; together with the longest prompt
+            they fit into `data.sequence_length`.
+        eod_id: The end-of-document id, which ends a continuation early.
     """
 
     texts: tuple[str, ...]
@@ -26,55 +29,55 @@ class Prompts:
     tokenizer: Tokenizer
 
     def added(self, number: int, ids: Sequence[int]) -> str:
-        """Return the text that `ids` add to a prompt's own.
+        """Return the text that following ids add to a prompt.
 
         Args:
-            number: of the prompt.
-            ids: that follow it.
+            number: Number of the prompt.
+            ids: Ids that follow the prompt.
         """
         prompt = self.ids[number]
-        before = self.tokenizer.decode(prompt)
-        # Decoded alone, the first of them could lose its space.
+        prompt_text = self.tokenizer.decode(prompt)
+        # Decoded alone, the first id could lose the space before it.
         whole = self.tokenizer.decode([*prompt, *ids])
-        if whole.startswith(before):
-            return whole.removeprefix(before)
+        if whole.startswith(prompt_text):
+            return whole.removeprefix(prompt_text)
         return self.tokenizer.decode(ids)
 
 
 def read_prompts(telemetry: TelemetrySection, length: int, blend: Blend) -> Prompts | None:
-    """Read the prompts of a run in ids.
+    """Read and encode the prompts of a run.
 
     Args:
-        telemetry: names the prompts, and the tokens to add to each.
-        length: tokens of a training sample (`data.sequence_length`).
-        blend: the data, whose tokenizer encodes them.
+        telemetry: Section with the prompts, and the number of tokens to add to each.
+        length: Tokens of a training sample (`data.sequence_length`).
+        blend: Blend whose tokenizer encodes the prompts.
 
     Returns:
-        The prompts; None: there are none.
+        The prompts; None without any.
 
     Raises:
-        UserError: a prompt is longer than there is room for, or nothing is left of it.
+        UserError: a prompt is too long for its continuation to fit, or has no tokens.
         DataError: the tokenizer of the shards cannot be read.
     """
     if not telemetry.sample_prompts:
         return None
-    named = [
+    prompts = [
         (f"telemetry.sample_prompts.{n}", text) for n, text in enumerate(telemetry.sample_prompts)
     ]
     tokens = ("telemetry.sample_tokens", telemetry.sample_tokens)
-    return encode_prompts(named, tokens, length, blend)
+    return encode_prompts(prompts, tokens, length, blend)
 
 
 def encode_prompts(
-    named: Sequence[tuple[str, str]], tokens: tuple[str, int], length: int, blend: Blend
+    prompts: Sequence[tuple[str, str]], tokens: tuple[str, int], length: int, blend: Blend
 ) -> Prompts:
-    """Encode prompts for models of a context length.
+    """Encode prompts that fit a model's context length with their continuations.
 
     Args:
-        named: (key, text) of each.
-        tokens: key and number of the tokens to add.
-        length: of the context, in tokens.
-        blend: the data, whose tokenizer encodes them.
+        prompts: (key, text) of each prompt.
+        tokens: Key and number of the tokens to add.
+        length: Context length in tokens.
+        blend: Blend whose tokenizer encodes the prompts.
 
     Raises:
         UserError: as `read_prompts`.
@@ -83,7 +86,7 @@ def encode_prompts(
     tokenizer = open_tokenizer(blend.manifests[0].tokenizer_path)
     key, added = tokens
     encoded = []
-    for name, text in named:
+    for name, text in prompts:
         (ids,) = tokenizer.encode([text])
         if not len(ids):
             raise UserError(
@@ -96,7 +99,7 @@ def encode_prompts(
             )
         encoded.append(tuple(ids.tolist()))
     return Prompts(
-        texts=tuple(text for _, text in named),
+        texts=tuple(text for _, text in prompts),
         ids=tuple(encoded),
         tokens=added,
         eod_id=blend.eod_id,

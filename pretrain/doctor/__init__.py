@@ -2,7 +2,7 @@
 
 rank         the course of the preflight on one rank
 request      what the command line asks for; imports nothing heavy
-rendezvous   a key-value store with time limits, so that a missing rank can be named
+rendezvous   a key-value store with time limits, so that a missing rank has a name
 checks       checks of one rank on its own: config, data, versions, GPUs, disk, /dev/shm
 collectives  all-reduces of the ranks together: within a node, over all ranks
 verdict      problems, each with its nodes, from the facts of all ranks (pure)

@@ -1,8 +1,7 @@
 """Checks that one rank makes on its own, without waiting for another rank.
 
 Each check is a function that returns plain facts (JSON) or raises an error whose text is the
-problem. The first rank of a node also checks the resources that its ranks share: disk, /dev/shm,
-the data files.
+problem. The first rank of a node also checks what its ranks share: disk, /dev/shm, the data files.
 """
 
 from __future__ import annotations
@@ -35,20 +34,21 @@ SHM_FOR_NCCL = 1 << 30
 """NVIDIA's advice for containers (Docker gives 64 MiB): NCCL uses /dev/shm within a node."""
 SHM_WITHOUT_GPU = 16 << 20
 FREE_GPU_SHARE = 0.9
-"""A GPU with less of its memory free before the run starts is used by another process."""
+"""A GPU with less of its memory free before the run starts is in use by another process."""
 
 
 class Unfit(Exception):
     """A node that does not meet a run's needs; the text is one clause."""
 
 
-def local_facts(request: Request, own: LaunchEnvironment, leader: bool) -> dict[str, Any]:
+def local_facts(request: Request, launch: LaunchEnvironment, leader: bool) -> dict[str, Any]:
     """Make every check of this rank within `request.timeout` seconds.
 
     Args:
-        request: what the command line asks for.
-        own: this rank.
-        leader: this is the first rank of its node, which checks what the node's ranks share.
+        request: The arguments of the command line.
+        launch: This rank.
+        leader: Whether this is the first rank of its node, which checks what the node's ranks
+            share.
 
     Returns:
         {check: facts, "failures": {check: clause}}.
@@ -64,13 +64,13 @@ def local_facts(request: Request, own: LaunchEnvironment, leader: bool) -> dict[
     def check_gpus() -> dict[str, Any]:
         if config:
             ask_for(config[0].run.device)
-        return gpu_facts(own.local_rank, request.expected_gpus())
+        return gpu_facts(launch.local_rank, request.expected_gpus())
 
     checks: dict[str, Callable[[], Any]] = {
         "versions": version_facts,
         "config": read_config,
         "gpus": check_gpus,
-        "data": lambda: data_facts(config[0], own.world_size, leader),
+        "data": lambda: data_facts(config[0], launch.world_size, leader),
     }
     if leader:
         checks |= {"disk": lambda: disk_facts(config[0]), "shm": shm_facts}
@@ -80,23 +80,21 @@ def local_facts(request: Request, own: LaunchEnvironment, leader: bool) -> dict[
         try:
             facts[name] = bounded(action, deadline - time.monotonic(), f"the check of {name}")
         except Exception as error:
-            # Whatever it is, it is this node's problem and must reach the table.
+            # Every error is a problem of this node and must reach the table.
             facts["failures"][name] = _clause(error)
     return facts
 
 
 def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, Any]:
-    """Return the data's identity.
+    """Return the identity of the data.
 
     Args:
-        config: configuration of the run.
-        world_size: number of ranks.
-        every_file: check every shard file's size and permissions too.
+        every_file: Whether to check every shard file's size and permissions too.
 
     Raises:
         UserError: as `check_inputs`.
         DataError: as `check_inputs`.
-        Unfit: names the first file that differs from the manifest.
+        Unfit: a file differs from the manifest; the text names the first one.
     """
     blend = check_inputs(config, world_size).blend
     files = 0
@@ -131,9 +129,8 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
     """Return names and free memory of the node's GPUs as this rank sees them.
 
     Args:
-        local_rank: number of this rank on its node.
-        expected: number of GPUs that the node should have; None: any.
-        machine: root of the file system with NVIDIA's device files.
+        expected: Number of GPUs that the node should have; None: any.
+        machine: Root of the file system with NVIDIA's device files.
 
     Raises:
         Unfit: another number of GPUs than expected, or this rank's is in use.
@@ -141,26 +138,26 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
     """
     count = torch.cuda.device_count()
     require_gpus(count, expected)
-    own = own_device(local_rank, machine)
-    if own.type == "cpu":
+    device = own_device(local_rank, machine)
+    if device.type == "cpu":
         return {"names": [], "free": None}
     gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
-    free, total = torch.cuda.mem_get_info(own)
+    free, total = torch.cuda.mem_get_info(device)
     if free < FREE_GPU_SHARE * total:
         raise Unfit(
-            f"GPU {own.index} has {(total - free) / 2**30:.1f} GiB in use before the run starts: "
-            "another process is on it"
+            f"GPU {device.index} has {(total - free) / 2**30:.1f} GiB in use before the run "
+            "starts: another process is on it"
         )
     names = [f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus]
     return {"names": names, "free": free}
 
 
 def require_gpus(count: int, expected: int | None) -> None:
-    """Refuse another number of GPUs than expected; a rank that is shown its own sees but that.
+    """Refuse another number of GPUs than expected, unless the rank is shown only its own.
 
     Args:
         count: GPUs that this rank sees.
-        expected: number of GPUs that the node should have; None: any.
+        expected: Number of GPUs that the node should have; None: any.
 
     Raises:
         Unfit: there are more or fewer.
@@ -171,32 +168,34 @@ def require_gpus(count: int, expected: int | None) -> None:
 
 
 def disk_facts(config: Config) -> dict[str, Any]:
-    """Return the free bytes of the checkpoints' directory, which is written to for a moment.
+    """Return the free bytes of the checkpoints' directory, after a trial write.
 
     Raises:
-        Unfit: too little space for the checkpoints that are kept and the one being written, or the
+        Unfit: the space is too small for the kept checkpoints and the one being written, or the
             directory cannot be written to.
     """
     directory = config.run_directory.checkpoints
     places = (directory.absolute(), *directory.absolute().parents)
-    there = next(path for path in places if path.is_dir())
+    existing_parent = next(path for path in places if path.is_dir())
     size = checkpoint_bytes(config.inventories[0], config.optimizer.rules)
-    # What the run keeps within checkpoint.keep_last, or removes; all else there stays.
-    own = [path for path in config.run_directory.complete_checkpoints() if not path.is_symlink()]
-    have = sum(file.stat().st_size for path in own for file in path.iterdir())
+    # What the run keeps within checkpoint.keep_last, or removes; everything else there stays.
+    kept_checkpoints = [
+        path for path in config.run_directory.complete_checkpoints() if not path.is_symlink()
+    ]
+    have = sum(file.stat().st_size for path in kept_checkpoints for file in path.iterdir())
     needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing_parent).free
     if free < needed:
         raise Unfit(
-            f"{there} has {size_text(free)} free, and this run's checkpoints need "
+            f"{existing_parent} has {size_text(free)} free, and this run's checkpoints need "
             f"{size_text(needed)} ({size_text(size)} each, "
             f"checkpoint.keep_last={config.checkpoint.keep_last} and one being written)"
         )
     try:
-        tempfile.TemporaryFile(dir=there).close()
+        tempfile.TemporaryFile(dir=existing_parent).close()
     except OSError as error:
-        raise Unfit(f"{there} cannot be written to ({error.strerror})") from error
-    return {"directory": str(there), "checkpoint": size, "needed": needed, "free": free}
+        raise Unfit(f"{existing_parent} cannot be written to ({error.strerror})") from error
+    return {"directory": str(existing_parent), "checkpoint": size, "needed": needed, "free": free}
 
 
 def shm_facts() -> dict[str, Any]:
@@ -227,7 +226,7 @@ def _driver_version() -> str | None:
 
 
 def _program_digest() -> str:
-    """Return a digest of this program's files, which differs in a checkout that was not updated."""
+    """Return a digest of this program's files, which shows a checkout that was not updated."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for package in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs"):

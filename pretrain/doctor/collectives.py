@@ -1,7 +1,7 @@
-"""All-reduces that ranks make together, within each node and over all ranks.
+"""All-reduces that the ranks make together, within each node and over all ranks.
 
-This order names the faulty node: ranks of one node depend on that node alone. Every step runs in a
-thread with a time limit, on a process group of its own.
+This order finds the faulty node, because ranks of one node depend on that node alone. Every step
+runs in a thread with a time limit, on a process group of its own.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pretrain.doctor.rendezvous import Rendezvous, bounded
 from pretrain.ranks.devices import own_device
 
 ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}
-"""float32: 256 MiB, of which NCCL makes many pieces; 4 MiB."""
+"""float32: 256 MiB, which NCCL splits into many pieces; 4 MiB."""
 PERIOD = 1021
-"""A prime: no two ranks, and no two slices of a ring, have the same numbers at the same place."""
+"""A prime: no two ranks, and no two slices of a ring, have the same numbers in the same place."""
 
 
 class WrongSum(Exception):
@@ -34,12 +34,11 @@ def all_reduce_failures(
     """All-reduce within this rank's node, then over all ranks; collective over all of them.
 
     Args:
-        rendezvous: the store of all ranks.
-        nodes: node -> its ranks, in rank order.
-        seconds: time limit of each step.
+        nodes: {node: its ranks, in rank order}.
+        seconds: Time limit of each step.
 
     Returns:
-        {"node", "world": why it failed}.
+        {"node", "world": reason of the failure}; a step that succeeded is missing.
     """
     # The watchdog of torch's NCCL group would end the whole process when a collective hangs,
     # before the failure is reported. The time limit here is our own.
@@ -47,40 +46,34 @@ def all_reduce_failures(
     groups: list[Any] = []  # kept to the end: closing one early fails the peer that still reads
 
     def all_reduce(name: str, members: Sequence[int]) -> None:
-        device = own_device(rendezvous.own.local_rank)
+        device = own_device(rendezvous.launch.local_rank)
         store = rendezvous.connection(name, seconds)
-        place = members.index(rendezvous.own.rank)
-        groups.append(_group(store, place, len(members), device, seconds=seconds))
-        check_all_reduce(groups[-1], place, len(members), device)
+        group_rank = members.index(rendezvous.launch.rank)
+        groups.append(_group(store, group_rank, len(members), device, seconds=seconds))
+        check_all_reduce(groups[-1], group_rank, len(members), device)
 
     steps = {"node": ("all-reduce within the node", nodes[rendezvous.node])}
     if len(nodes) > 1:
-        everybody = [rank for ranks in nodes.values() for rank in ranks]
-        steps["world"] = ("all-reduce over all ranks", sorted(everybody))
+        ranks_of_all = [rank for ranks in nodes.values() for rank in ranks]
+        steps["world"] = ("all-reduce over all ranks", sorted(ranks_of_all))
     failures = {}
-    for step, (what, members) in steps.items():
+    for step, (description, members) in steps.items():
         name = f"{step}/{members[0]}"
         try:
-            bounded(partial(all_reduce, name, members), seconds + 5, what)
+            bounded(partial(all_reduce, name, members), seconds + 5, description)
         except TimeoutError as error:
             failures[step] = str(error)
         except Exception as error:  # gloo's and NCCL's errors have no type of their own
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            failures[step] = f"{what} failed: {reason}"
+            failures[step] = f"{description} failed: {reason}"
     return failures
 
 
 def check_all_reduce(group: Any, rank: int, size: int, device: torch.device) -> None:
-    """Compare the result of an all-reduce with the sum of the ranks' values, computed here.
-
-    Args:
-        group: process group of torch.
-        rank: this rank in the group.
-        size: ranks of the group.
-        device: device of the numbers.
+    """Compare the result of an all-reduce with the sum of the ranks' values, computed locally.
 
     Raises:
-        WrongSum: they differ.
+        WrongSum: the sums differ.
     """
     places = torch.arange(ELEMENTS[device.type], device=device)
     # Whole numbers below 2^24: every order of summation gives the same float32.

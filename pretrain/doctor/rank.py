@@ -31,7 +31,7 @@ from pretrain.ranks.environment import LaunchEnvironment, head_node, missing_nod
 
 COLLECTIVE_SECONDS = 60.0
 SLACK_SECONDS = 15.0
-"""Most seconds between the time limit of a rank and that of the rank that waits for it."""
+"""Most seconds between the time limit of a rank and that of the rank waiting for it."""
 
 
 def run_doctor(request: Request) -> int:
@@ -43,40 +43,40 @@ def run_doctor(request: Request) -> int:
     Raises:
         UserError: the launcher's environment is incomplete, or rank 0 cannot listen at its address.
     """
-    own = LaunchEnvironment.read()
+    launch = LaunchEnvironment.read()
     try:
-        rendezvous = Rendezvous(own, request.timeout)
-        if own.rank == 0:
+        rendezvous = Rendezvous(launch, request.timeout)
+        if launch.rank == 0:
             return _first_rank(request, rendezvous)
         return _other_rank(request, rendezvous)
     except NoAnswer as error:
-        return _without_rank_0(request, own.rank, error)
+        return _without_rank_0(request, launch.rank, error)
 
 
 def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
-    own = rendezvous.own
+    launch = rendezvous.launch
     slack = _slack(request)
     limit = _limit(request)
     rendezvous.post("hello/0", rendezvous.node)
-    came = rendezvous.collect("hello", range(own.world_size), request.timeout)
-    absent = [rank for rank in range(own.world_size) if rank not in came]
-    nodes = ranks_by_node(came)
+    nodes_by_rank = rendezvous.collect("hello", range(launch.world_size), request.timeout)
+    absent = [rank for rank in range(launch.world_size) if rank not in nodes_by_rank]
+    nodes = ranks_by_node(nodes_by_rank)
     clocks = _call_roll(rendezvous, nodes, slack)
-    rendezvous.post("facts/0", local_facts(request, own, True))
-    facts = rendezvous.collect("facts", came, request.timeout + slack)
-    fit = len(facts) == own.world_size and not any(
+    rendezvous.post("facts/0", local_facts(request, launch, True))
+    facts = rendezvous.collect("facts", nodes_by_rank, request.timeout + slack)
+    fit = len(facts) == launch.world_size and not any(
         {"gpus", "config"} & set(checked["failures"]) for checked in facts.values()
     )
     rendezvous.post("fit", fit)
     sums: dict[int, Any] | None = None
     if fit:
         rendezvous.post("sums/0", all_reduce_failures(rendezvous, nodes, limit))
-        sums = rendezvous.collect("sums", came, 2 * limit + slack)
+        sums = rendezvous.collect("sums", nodes_by_rank, 2 * limit + slack)
     gathered = Gathered(
-        nodes=came,
+        nodes=nodes_by_rank,
         facts=facts,
         sums=sums,
-        missing=missing_nodes(absent, came, own.world_size, os.environ),
+        missing=missing_nodes(absent, nodes_by_rank, launch.world_size, os.environ),
         clocks=clocks,
         seconds=request.timeout,
     )
@@ -93,20 +93,20 @@ def _conclude(request: Request, rendezvous: Rendezvous, gathered: Gathered) -> i
         except OSError as error:
             _complain(f"--report {request.report} cannot be written ({error.strerror})")
             code = max(code, SITE)
-    # The problems of no single node are errors; without any, the last line names the bad nodes.
+    # A problem of no single node is printed as an error; else the last line names the bad nodes.
     common = [problem.text for problem in problems if not problem.nodes]
     for text in common:
         _complain(text)
     if problems and not common:
         print(f"bad-nodes: {','.join(bad_nodes(problems))}", flush=True)
     rendezvous.post("verdict", code)
-    # The store goes with this process: let everybody read the verdict first.
+    # The store ends with this process, so every rank must read the verdict first.
     rendezvous.collect("bye", [rank for rank in gathered.nodes if rank != 0], _slack(request))
     return code
 
 
 def _other_rank(request: Request, rendezvous: Rendezvous) -> int:
-    rank, node = rendezvous.own.rank, rendezvous.node
+    rank, node = rendezvous.launch.rank, rendezvous.node
     # Rank 0 reads the clocks, makes its own checks, and waits for everybody's.
     patience = 4 * (request.timeout + _limit(request) + _slack(request))
 
@@ -119,9 +119,9 @@ def _other_rank(request: Request, rendezvous: Rendezvous) -> int:
     rendezvous.post(f"hello/{rank}", node)
     nodes = expect("roster")
     rendezvous.post(f"clock/{rank}", time.time())
-    if rank in nodes.get(node, []):  # else too late: counted among the missing
+    if rank in nodes.get(node, []):  # else too late: rank 0 counts this rank as missing
         rendezvous.post(
-            f"facts/{rank}", local_facts(request, rendezvous.own, rank == nodes[node][0])
+            f"facts/{rank}", local_facts(request, rendezvous.launch, rank == nodes[node][0])
         )
         if expect("fit"):
             failures = all_reduce_failures(rendezvous, nodes, _limit(request))
@@ -132,7 +132,7 @@ def _other_rank(request: Request, rendezvous: Rendezvous) -> int:
 
 
 def _without_rank_0(request: Request, rank: int, error: NoAnswer) -> int:
-    """Report that rank 0 does not answer: its node is the bad one, as far as this rank can see."""
+    """Report that rank 0 does not answer: its node is the bad one as far as this rank can see."""
     head = head_node()
     whom = f"rank {rank} on node {node_name()}"
     text = f"rank 0 does not answer {whom} within {request.timeout:.0f} s ({error})"
@@ -146,13 +146,13 @@ def _without_rank_0(request: Request, rank: int, error: NoAnswer) -> int:
 def _call_roll(
     rendezvous: Rendezvous, nodes: Mapping[str, Sequence[int]], seconds: float
 ) -> dict[str, tuple[float, float]]:
-    """Tell all ranks who is there, and compare the clock of each node's first rank with this one.
+    """Tell all ranks who came, and compare the clock of each node's first rank with this one.
 
-    A rank answers with its time as soon as it reads the roster, for which it waits. Its clock stood
-    somewhere between this rank's question and its reading of the answer.
+    A rank answers with its time as soon as it reads the roster, for which it waits. So its clock
+    was read between this rank's question and the arrival of the answer.
 
     Returns:
-        {node: (seconds by which its clock is ahead, uncertainty)} of the nodes that answer.
+        {node: (seconds ahead of this clock, uncertainty in seconds)} of the nodes that answer.
     """
     asked = time.time()
     rendezvous.post("roster", nodes)
@@ -160,10 +160,10 @@ def _call_roll(
     for node, (leader, *_) in nodes.items():
         if node == rendezvous.node:
             continue
-        there = rendezvous.read(f"clock/{leader}", seconds)
-        if there is not None:
+        node_time = rendezvous.read(f"clock/{leader}", seconds)
+        if node_time is not None:
             half = (time.time() - asked) / 2
-            clocks[node] = (there - asked - half, half)
+            clocks[node] = (node_time - asked - half, half)
     return clocks
 
 

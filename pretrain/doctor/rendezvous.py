@@ -1,7 +1,7 @@
-"""The rendezvous of the ranks: a key-value store on rank 0 in which every wait has a time limit.
+"""Rendezvous of the ranks: a key-value store on rank 0 in which every wait has a time limit.
 
 A process group cannot say which rank is missing: it hangs, or fails on the rank that happened to
-wait for the missing one. Here every rank writes its own keys, and rank 0 reads each rank's with a
+wait for the missing one. Here every rank writes its own keys, and rank 0 reads them with a
 deadline.
 """
 
@@ -31,23 +31,23 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """Rank 0 that cannot be reached, or no longer."""
+    """Rank 0 cannot be reached, or can no longer be reached."""
 
 
 class Rendezvous:
-    """This rank's access to the common store. Values are JSON.
+    """Access of this rank to the common store; values are JSON.
 
     Args:
-        own: this rank; `node` is the name of its node for `sbatch --exclude`.
-        seconds: time to wait for rank 0.
+        launch: This rank.
+        seconds: Time to wait for rank 0.
 
     Raises:
         NoAnswer: rank 0 does not answer.
-        UserError: on rank 0, if it cannot listen.
+        UserError: rank 0 cannot listen.
     """
 
-    def __init__(self, own: LaunchEnvironment, seconds: float) -> None:
-        self.own = own
+    def __init__(self, launch: LaunchEnvironment, seconds: float) -> None:
+        self.launch = launch
         self.node = node_name()
         self._address = meeting_point()  # None: a single process needs no store that others reach
         # A launcher's store (torchrun, --local-ranks) outlives its ranks: a restarted rank must not
@@ -56,11 +56,11 @@ class Rendezvous:
         self._store = self._open(seconds, first=True)
 
     def connection(self, name: str, seconds: float) -> dist.Store:
-        """Return a connection of its own for a process group: a wait on one blocks its other users.
+        """Return a separate connection for a process group: a wait on one blocks its other users.
 
         Args:
-            name: of the group; its keys are apart from those of others.
-            seconds: time to wait for rank 0.
+            name: Name of the group; it keeps the group's keys apart from those of others.
+            seconds: Time to wait for rank 0.
 
         Raises:
             NoAnswer: rank 0 does not answer.
@@ -69,11 +69,7 @@ class Rendezvous:
         return dist.PrefixStore(f"{self._prefix}/{name}", store)
 
     def post(self, key: str, value: Any) -> None:
-        """Write a value that every rank can read.
-
-        Args:
-            key: name of the value.
-            value: JSON.
+        """Write a JSON value that every rank can read.
 
         Raises:
             NoAnswer: rank 0 does not answer.
@@ -85,10 +81,6 @@ class Rendezvous:
 
     def read(self, key: str, seconds: float) -> Any:
         """Return a value, or None if it does not come in time.
-
-        Args:
-            key: name of the value.
-            seconds: time to wait for it.
 
         Raises:
             NoAnswer: rank 0 does not answer.
@@ -103,12 +95,10 @@ class Rendezvous:
             raise NoAnswer(str(error)) from error
 
     def collect(self, key: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
-        """Return {rank: value of `KEY/RANK`} of every rank that posts it in time.
+        """Return {rank: value of `KEY/RANK`} of every rank that posts in time.
 
         Args:
-            key: name of the values.
-            ranks: ranks to wait for.
-            seconds: time to wait for all of them.
+            seconds: Time to wait for all ranks together.
 
         Raises:
             NoAnswer: rank 0 does not answer.
@@ -121,7 +111,7 @@ class Rendezvous:
         if self._address is None:
             return dist.HashStore()
         address, port = self._address
-        host = first and self.own.rank == 0 and not launcher_listens()
+        host = first and self.launch.rank == 0 and not launcher_listens()
         timeout = timedelta(seconds=seconds)
         try:
             if not host:
@@ -144,16 +134,15 @@ class Rendezvous:
             raise NoAnswer(f"{address}:{port}: {reason}") from error
 
 
-def bounded(action: Callable[[], T], seconds: float, what: str) -> T:
-    """Return the result of `action`, which has a time limit.
+def bounded(action: Callable[[], T], seconds: float, description: str) -> T:
+    """Return the result of `action` if it ends within a time limit.
 
-    The action runs in a thread, which is abandoned at the limit: a read from a dead file server and
-    a collective whose peer is gone cannot be interrupted.
+    The action runs in a thread, which is abandoned at the limit: neither a read from a dead file
+    server nor a collective whose peer is gone can be interrupted.
 
     Args:
-        action: what to do.
-        seconds: time that it has.
-        what: its name, for the error.
+        seconds: Time limit.
+        description: Name of the action, for the error.
 
     Raises:
         TimeoutError: the action did not end in time.
@@ -170,6 +159,6 @@ def bounded(action: Callable[[], T], seconds: float, what: str) -> T:
     try:
         return done.result(max(0.0, seconds))
     except TimeoutError as error:
-        if done.done():  # the action's own
+        if done.done():  # the TimeoutError of the action itself
             raise
-        raise TimeoutError(f"{what} did not end within {seconds:.0f} s") from error
+        raise TimeoutError(f"{description} did not end within {seconds:.0f} s") from error

@@ -13,19 +13,13 @@ from pretrain.runs.directory import write_json
 
 
 def attempt() -> str:
-    """Return an identity of this start of this job: an earlier one may have used the same file."""
+    """Return an identity of this start of the job: an earlier start may have used the same file."""
     names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
     return "/".join(os.environ.get(name, "") for name in names)
 
 
 def write_report(path: Path, gathered: Gathered, problems: Sequence[Problem]) -> None:
-    """Write the JSON atomically; its `bad_nodes` are names for `sbatch --exclude`.
-
-    Args:
-        path: file to write.
-        gathered: facts of all ranks.
-        problems: what follows from them.
-    """
+    """Write the JSON atomically; its `bad_nodes` are names for `sbatch --exclude`."""
     nodes = {}
     for node, ranks in gathered.ranks_of.items():
         facts = gathered.facts.get(ranks[0], {})
@@ -38,12 +32,7 @@ def write_report(path: Path, gathered: Gathered, problems: Sequence[Problem]) ->
 
 
 def write_head_node_report(path: Path, problem: Problem) -> None:
-    """Write the report of a rank that does not reach rank 0, unless rank 0 has written its own.
-
-    Args:
-        path: file to write.
-        problem: that rank 0 does not answer.
-    """
+    """Write the report of a rank that cannot reach rank 0, unless rank 0 has written its own."""
     try:
         written = parse_json(path.read_bytes())["attempt"] == attempt()
     except (OSError, ValueError, KeyError, TypeError):
@@ -53,7 +42,7 @@ def write_head_node_report(path: Path, problem: Problem) -> None:
 
 
 def _content(problems: Sequence[Problem]) -> dict[str, Any]:
-    """Return the entries that every report has."""
+    """Return the entries that all reports share."""
     return {
         "exit_code": exit_code(problems),
         "bad_nodes": bad_nodes(problems),
@@ -63,12 +52,7 @@ def _content(problems: Sequence[Problem]) -> dict[str, Any]:
 
 
 def print_report(gathered: Gathered, problems: Sequence[Problem]) -> None:
-    """Print a line for each node, then rank 0's versions, then the problems.
-
-    Args:
-        gathered: facts of all ranks.
-        problems: what follows from them.
-    """
+    """Print a line for each node, then rank 0's versions, then the problems."""
     lines = [_node_line(gathered, node, problems) for node in gathered.ranks_of]
     facts = next(iter(gathered.facts.values()), {})
     versions = [f"{name} {value}" for name, value in facts.get("versions", {}).items() if value]

@@ -11,7 +11,7 @@ from pretrain.ranks.devices import VISIBLE, cpu_was_asked_for
 
 
 class Difference(str, Enum):
-    """Difference between nodes that need not keep them from training together."""
+    """A difference between nodes that does not keep them from training together."""
 
     CLOCK = "clock"
     DRIVER = "driver"
@@ -22,12 +22,12 @@ class Request:
     """The arguments of `python -m pretrain doctor`.
 
     Attributes:
-        config: name or file of the configuration.
+        config: Name or file of the configuration.
         overrides: section.key=value.
-        timeout: seconds to wait for a rank, and for a check.
-        gpus: expected number of GPUs of each node; None: as many as Slurm allocated, or any.
-        allow: differences for which no node is left out.
-        report: file for the results as JSON.
+        timeout: Seconds to wait for a rank, and for a check.
+        gpus: Expected number of GPUs per node; None: as many as Slurm allocated, or any.
+        allow: Differences for which no node is left out.
+        report: File for the results as JSON.
     """
 
     config: str
@@ -44,16 +44,13 @@ class Request:
             "--gpus": self.gpus,
             "--report": self.report,
         }
-        given = [f"{name}={value}" for name, value in options.items() if value is not None]
-        given += [f"--allow={one.value}" for one in self.allow]
-        return [*given, "--", self.config, *self.overrides]
+        options_text = [f"{name}={value}" for name, value in options.items() if value is not None]
+        options_text += [f"--allow={difference.value}" for difference in self.allow]
+        return [*options_text, "--", self.config, *self.overrides]
 
     def expected_gpus(self) -> int | None:
-        """Return the number of GPUs that the node should have.
-
-        None if not stated, or for a CPU run.
-        """
+        """Return the number of GPUs of the node; None if it is not stated, or for a CPU run."""
         if self.gpus is not None or cpu_was_asked_for(os.environ.get(VISIBLE)):
             return self.gpus
-        given = os.environ.get("SLURM_GPUS_ON_NODE", "")
-        return int(given) if given.isdecimal() else None
+        gpus_on_node = os.environ.get("SLURM_GPUS_ON_NODE", "")
+        return int(gpus_on_node) if gpus_on_node.isdecimal() else None

@@ -3,8 +3,8 @@
 Pure: no clock, files or ranks.
 
 A problem that every node has is no problem of nodes: excluding them would not help, and the user or
-the site has to solve it (exit code 2). A problem that only some nodes have is theirs (exit code 3).
-Where values differ and none is in the majority, the head node's counts as right.
+the site has to solve it (exit code 2). A problem of some nodes only is theirs (exit code 3). Where
+values differ and none is in the majority, the head node's counts as right.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ credentials fail at a skew of minutes."""
 SHARED = ("disk", "shm")
 """Checks that one rank makes for its node."""
 HARDWARE = ("gpus", "node")
-"""Checks whose failure is the node's own even in a run on a single node; any other is then the
-site's."""
+"""Checks whose failure is the node's own even in a run on a single node; any other failure is then
+the site's."""
 ALL_REDUCES = ("node", "world")
-"""Checks that ranks make together, within a node and over all ranks."""
+"""Checks that the ranks make together, within a node and over all ranks."""
 NETWORK_ADVICE = "; look at NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, NCCL_DEBUG=INFO says more"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem and its nodes; none if the problem is of no node in particular."""
+    """A problem and its nodes; it has none if no node in particular has the problem."""
 
     check: str
     text: str
@@ -55,12 +55,12 @@ class Gathered:
     """All facts that rank 0 has gathered.
 
     Attributes:
-        nodes: rank -> node, of the ranks that came.
-        facts: rank -> what it found on its own.
-        sums: rank -> why its all-reduces failed; None if the ranks were not asked for any.
-        missing: rank -> node (None: not known) of ranks that never came.
-        clocks: node -> seconds ahead of the head node, and the uncertainty.
-        seconds: seconds that rank 0 waited.
+        nodes: {rank: node} of the ranks that came.
+        facts: {rank: what the rank found on its own}.
+        sums: {rank: why its all-reduces failed}; None if no all-reduce was made.
+        missing: {rank: node, None if unknown} of the ranks that never came.
+        clocks: {node: (seconds ahead of the head node, uncertainty)}.
+        seconds: Time that rank 0 waited.
     """
 
     nodes: Mapping[int, str]
@@ -76,12 +76,15 @@ class Gathered:
         return ranks_by_node(self.nodes)
 
     def by_node(self, ranks: Sequence[int]) -> dict[str, tuple[list[int], str]]:
-        """Return {node: (its ranks among these, a prefix that names them unless all are)}."""
-        found = {}
-        for node, own in self.ranks_of.items():
-            if hit := [rank for rank in own if rank in ranks]:
-                found[node] = (hit, "" if len(hit) == len(own) else f"{name_ranks(hit)}: ")
-        return found
+        """Return {node: (its ranks among these, a prefix naming them unless they are all)}."""
+        ranks_and_prefix = {}
+        for node, node_ranks in self.ranks_of.items():
+            if hit := [rank for rank in node_ranks if rank in ranks]:
+                ranks_and_prefix[node] = (
+                    hit,
+                    "" if len(hit) == len(node_ranks) else f"{name_ranks(hit)}: ",
+                )
+        return ranks_and_prefix
 
 
 def ranks_by_node(nodes: Mapping[int, str]) -> dict[str, list[int]]:
@@ -107,9 +110,7 @@ def bad_nodes(problems: Sequence[Problem]) -> list[str]:
 def find_problems(gathered: Gathered, allowed: Collection[Difference] = ()) -> list[Problem]:
     """Return all problems, the most informative first.
 
-    Args:
-        gathered: facts of all ranks.
-        allowed: differences between nodes that are no problem.
+    allowed: Differences between nodes that are no problem.
     """
     alone = {rank: facts["failures"] for rank, facts in gathered.facts.items()}
     together = gathered.sums or {}
@@ -128,14 +129,14 @@ def find_problems(gathered: Gathered, allowed: Collection[Difference] = ()) -> l
 
 
 def _absent(gathered: Gathered) -> list[Problem]:
-    """Return problems of ranks that never came, or came and did not finish their checks."""
+    """Return the problems of ranks that never came, or came and did not finish their checks."""
     problems = []
     unknown = (
         "; nothing says on which node: see the ranks' own logs, and `sacct` or `squeue` for the "
         "step"
     )
     for node in dict.fromkeys(gathered.missing.values()):
-        ranks = [rank for rank, own in gathered.missing.items() if own == node]
+        ranks = [rank for rank, missing_node in gathered.missing.items() if missing_node == node]
         text = f"{name_ranks(ranks)} did not answer within {gathered.seconds:.0f} s"
         nodes = () if node is None else (node,)
         problems.append(Problem("answer", text if nodes else text + unknown, nodes))
@@ -148,7 +149,7 @@ def _absent(gathered: Gathered) -> list[Problem]:
 
 
 def _failures(gathered: Gathered, failures: Mapping[int, Mapping[str, str]]) -> list[Problem]:
-    """Return problems of checks that failed, of ranks alone or together, from {rank: {check}}."""
+    """Return the problems of failed checks, from {rank: {check: clause}}."""
     problems = []
     asked = {gathered.nodes[rank] for rank in failures}
     for check in dict.fromkeys(check for clauses in failures.values() for check in clauses):
@@ -168,9 +169,9 @@ def _failures(gathered: Gathered, failures: Mapping[int, Mapping[str, str]]) -> 
 
 
 def _differences(gathered: Gathered, allowed: Collection[Difference]) -> list[Problem]:
-    """Return problems of facts that must be equal on all ranks and are not."""
+    """Return the problems of facts that must be equal on all ranks and are not."""
     names = {name for facts in gathered.facts.values() for name in facts.get("versions", {})}
-    names -= {one.value for one in allowed}
+    names -= {difference.value for difference in allowed}
     compared = [("versions", name, f"{name} is") for name in sorted(names)]
     compared += [
         ("gpus", "names", "the GPUs are"),
@@ -187,14 +188,14 @@ def _differences(gathered: Gathered, allowed: Collection[Difference]) -> list[Pr
 def _odd_ones(
     gathered: Gathered, check: str, subject: str, values: Mapping[int, Any]
 ) -> list[Problem]:
-    """Return a problem for every node with ranks whose value is not that of the majority."""
+    """Return a problem for every node with ranks whose value differs from the majority's."""
     texts = {
         rank: value if isinstance(value, str) else json.dumps(value)
         for rank, value in sorted(values.items())
     }
     if len(set(texts.values())) < 2:
         return []
-    ((usual, _),) = Counter(texts.values()).most_common(1)  # of equals that of the lowest rank
+    ((usual, _),) = Counter(texts.values()).most_common(1)  # of equal counts the lowest rank's
     odd = [rank for rank, text in texts.items() if text != usual]
     return [
         Problem(check, f"{who}{subject} {texts[ranks[0]]}, elsewhere {usual}", (node,))

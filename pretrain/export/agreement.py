@@ -30,10 +30,10 @@ class LogitAgreement:
     """The differences between two models' logits.
 
     Attributes:
-        difference: the largest |difference| of a logit.
-        largest: the largest |logit|.
-        compared: number of logits.
-        same_token: fraction of positions at which both have the same most likely token.
+        difference: Largest |difference| of a logit.
+        largest: Largest |logit|.
+        compared: Number of logits.
+        same_token: Fraction of positions at which both have the same most likely token.
     """
 
     difference: float
@@ -54,9 +54,8 @@ def own_logits(model: GPTModel, tokens: torch.Tensor, pieces: int) -> torch.Tens
     """Return the run's logits; the model is cast to float32.
 
     Args:
-        model: the run's model.
-        tokens: ids `[sequences, length]`.
-        pieces: vocabulary size of the tokenizer.
+        tokens: Ids `[sequences, length]`.
+        pieces: Vocabulary size of the tokenizer, without the embedding's padding rows.
 
     Returns:
         `[sequences, positions, pieces]` float32.
@@ -72,15 +71,14 @@ def own_logits(model: GPTModel, tokens: torch.Tensor, pieces: int) -> torch.Tens
 
 
 def compare_logits(
-    directory: Path, tokens: torch.Tensor, own: torch.Tensor, custom: bool
+    directory: Path, tokens: torch.Tensor, run_logits: torch.Tensor, custom: bool
 ) -> LogitAgreement:
     """Load the export as a user would and compare its logits with the run's.
 
     Args:
-        directory: the export.
-        tokens: ids `[sequences, length]`.
-        own: `own_logits` of the same tokens.
-        custom: the export has code of its own, to be trusted.
+        tokens: Ids `[sequences, length]`.
+        run_logits: The run's logits for the same tokens, from `own_logits`.
+        custom: Whether the export has code of its own, which is then trusted.
     """
     from transformers import AutoModelForCausalLM
 
@@ -89,10 +87,10 @@ def compare_logits(
     ).eval()
     theirs = _logits(lambda sequence: model(sequence).logits, tokens)
     return LogitAgreement(
-        difference=float((theirs - own).abs().max()),
-        largest=float(own.abs().max()),
-        compared=own.numel(),
-        same_token=float((theirs.argmax(-1) == own.argmax(-1)).double().mean()),
+        difference=float((theirs - run_logits).abs().max()),
+        largest=float(run_logits.abs().max()),
+        compared=run_logits.numel(),
+        same_token=float((theirs.argmax(-1) == run_logits.argmax(-1)).double().mean()),
     )
 
 
@@ -100,11 +98,10 @@ def require_agreement(agreement: LogitAgreement, allowed: float) -> None:
     """Refuse an export whose logits differ from the run's.
 
     Args:
-        agreement: of the two.
-        allowed: largest difference of a logit.
+        allowed: Largest allowed difference of a logit.
 
     Raises:
-        UserError: the logits differ by more than that, or are not numbers.
+        UserError: the logits differ by more than `allowed`, or are not numbers.
     """
     if not agreement.difference <= allowed:
         raise UserError(

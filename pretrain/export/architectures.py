@@ -1,9 +1,9 @@
 """A run's model as a class of transformers: its config.json, and its weights by name.
 
-`names` has the classes: Llama and Qwen3 for RMS norms and SwiGLU, and for LayerNorms and GELU
-Starcoder2 without biases, or GPT2 with zero biases where positions are learned. Models with
-adapters that are not linear, or with parts that no class has together, become subclasses of these,
-and the file with the subclasses is copied into the export.
+`names` has the classes: Llama and Qwen3 for RMS norms and SwiGLU; for LayerNorms and GELU,
+Starcoder2 without biases, or GPT2 with zero biases where positions are learned. A model with
+adapters that are not linear, or with a combination of parts that no class has, becomes a subclass
+of one of these, and the file with the subclasses is copied into the export.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Architecture:
     """A run's model expressed as a class of transformers.
 
     Attributes:
-        config: configuration of the run.
-        model_class: the class that computes the model but for its adapters.
-        parts: what the class has in the place of transformers' own, {norm, mlp, qk_norm,
-            logit_softcap: value}.
-        corrections: what it adds to them, layer by layer. With any of both it is a subclass in
-            MODELING_FILE.
+        config: Configuration of the run.
+        model_class: The class that computes the model without its adapters.
+        parts: Parts that replace those of transformers' class, {norm, mlp, qk_norm, logit_softcap:
+            value}.
+        corrections: Corrections that follow the projections, layer by layer. A model with parts or
+            corrections is a subclass in MODELING_FILE.
     """
 
     config: Config
@@ -73,14 +73,16 @@ class Architecture:
         """Return the content of config.json.
 
         Args:
-            eod_id: id of the end-of-document token, which also begins a text.
-            dtype: type of the weights, as torch names it.
+            eod_id: Id of the end-of-document token, which also begins a text.
+            dtype: Type of the weights, by torch's name.
         """
         values = self._class_settings() | self._positions()
         values |= {**self.model_class.required, **self.model_class.written}
         length = self.config.data.sequence_length
-        own = self.config.as_dict()["model"] | {"max_positions": length}
-        values |= {theirs: own[ours] for ours, theirs in self.model_class.settings.items()}
+        model_settings = self.config.as_dict()["model"] | {"max_positions": length}
+        values |= {
+            theirs: model_settings[ours] for ours, theirs in self.model_class.settings.items()
+        }
         values |= dict.fromkeys(self.model_class.dropouts, self.config.model.dropout)
         return values | {
             "initializer_range": self.config.model.init_std,
@@ -111,7 +113,7 @@ class Architecture:
         return values
 
     def _positions(self) -> dict[str, Any]:
-        """Return the settings of rotary positions; learned ones have none beside their number."""
+        """Return the settings of rotary positions; for learned ones their number says all."""
         if self.model_class.positions != "rope":
             return {}
         base = float(self.config.model.rotary_base)
@@ -123,33 +125,38 @@ class Architecture:
 
     def weights(self, model: GPT) -> Iterator[Weight]:
         """Yield every tensor of the export, in the order of the model."""
-        own = _own_weights(model)
+        tensors = _own_weights(model)
         count, tied = self.config.model.num_layers, self.config.model.tied_embeddings
         for name, keys in self.model_class.modules(count, tied).items():
             layer, _, part = keys[0].rpartition(".attention.")
             if part in PARTS:
-                parts = [one for one in PARTS if f"{layer}.attention.{one}" in keys]
+                parts = [role for role in PARTS if f"{layer}.attention.{role}" in keys]
                 yield from self._projection(name, model, int(layer.removeprefix("layer.")), parts)
                 continue
             key = keys[0]
             if key in ("embedding.word", "output"):
-                # A row for each piece of the tokenizer, without the rows that fill them up.
-                yield _whole(f"{name}.weight", own[key][: self.config.model.vocab_size])
+                # One row for each piece of the tokenizer; the rows that pad the embedding stay out.
+                yield _whole(f"{name}.weight", tensors[key][: self.config.model.vocab_size])
             elif key == "embedding.position":
-                yield _whole(f"{name}.weight", own[key])
-            elif key in own:
-                yield from self._matrix(name, tuple(own[key].shape), partial(_itself, own[key]))
+                yield _whole(f"{name}.weight", tensors[key])
+            elif key in tensors:
+                yield from self._matrix(
+                    name, tuple(tensors[key].shape), partial(_itself, tensors[key])
+                )
             else:  # the vectors of a norm
-                for vector in (vector for vector in ("weight", "bias") if f"{key}.{vector}" in own):
-                    yield _whole(f"{name}.{vector}", own[f"{key}.{vector}"])
+                # RMS norms have no bias.
+                for vector in (
+                    vector for vector in ("weight", "bias") if f"{key}.{vector}" in tensors
+                ):
+                    yield _whole(f"{name}.{vector}", tensors[f"{key}.{vector}"])
 
     def row_ranges(
         self, layer: int, groups: Mapping[Role, Sequence[int]]
     ) -> dict[str, list[list[int]]]:
-        """Return the rows of W (in W x) that are Q or K of some key heads of a layer.
+        """Return the rows of W (in W x) that hold Q or K of some key heads of a layer.
 
         Args:
-            layer: number of the layer, from 0.
+            layer: Layer number, from 0.
             groups: {role: numbers of the key heads}.
 
         Returns:
@@ -166,6 +173,8 @@ class Architecture:
         for role in (role for role in ROLES if heads[role]):
             module, parts = self.model_class.module_of(layer, role)
             offset = sum(self._heads(part) for part in parts[: parts.index(role)])
+            # GPT2 has a key head for every query head: each key head of the run is written several
+            # times.
             copies = self._heads("key") // self.config.num_query_groups if role == "key" else 1
             places = [
                 offset + head * copies + copy for head in heads[role] for copy in range(copies)
@@ -174,7 +183,7 @@ class Architecture:
         return by_tensor
 
     def _heads(self, part: Part) -> int:
-        """Return how many heads the class has of a part."""
+        """Return the number of heads that the class has for a part."""
         grouped = "num_query_groups" in self.model_class.settings
         if part == "query" or not grouped:
             return self.config.model.num_attention_heads
@@ -183,21 +192,21 @@ class Architecture:
     def _projection(
         self, name: str, model: GPT, layer: int, parts: Sequence[Part]
     ) -> Iterator[Weight]:
-        """Yield the rows of the parts of one matrix, and the weights of their adapters."""
+        """Yield the rows of one matrix's parts, and the weights of their adapters."""
         attention = model.decoder.layers[layer].self_attention
         heads = {part: self._heads(part) for part in parts}
         shape = (sum(heads.values()) * self.config.head_dim, self.config.model.hidden_size)
         yield from self._matrix(name, shape, partial(_flat_rows, attention, heads))
         for part in parts:
             added = corrections(attention, part, self.corrections[layer][part], heads[part])
-            place = f"{name}.corrections" + (f".{part}" if len(parts) > 1 else "")
-            for own, tensor in added.items():
-                yield _whole(f"{place}.{own}", tensor)
+            prefix = f"{name}.corrections" + (f".{part}" if len(parts) > 1 else "")
+            for weight_name, tensor in added.items():
+                yield _whole(f"{prefix}.{weight_name}", tensor)
 
     def _matrix(
         self, name: str, shape: tuple[int, ...], make: Callable[[], torch.Tensor]
     ) -> Iterator[Weight]:
-        """Yield a matrix of `shape` `[out, in]` in the form of the class."""
+        """Yield a matrix of `shape` `[out, in]` as the class stores it."""
         if not self.model_class.transposed:
             yield Weight(f"{name}.weight", shape, make)
             return
@@ -245,42 +254,43 @@ def architecture_of(config: Config) -> Architecture:
 
 
 def _class_of(config: Config, corrected: bool) -> tuple[ModelClass, dict[str, Any]]:
-    """Return the class with the positions, the norm and the MLP of the run, and its own parts.
+    """Return the class with the run's positions, norm and MLP, and the parts that differ from it.
 
     Args:
-        config: of the run.
-        corrected: some layer has corrections.
+        corrected: Whether some layer has corrections.
 
     Returns:
-        A class of transformers, and no parts; or one of `modeling_ora`, and how it differs from
-        transformers' class.
+        A class of transformers and no parts; or the base of a subclass in `modeling_ora`, and the
+        parts in which the subclass differs from it.
 
     Raises:
-        UserError: there is none.
+        UserError: no class has these parts.
     """
     shape, positions = config.shape, config.model.position_embedding
-    wanted: dict[str, Any] = {"norm": shape.norm, "mlp": shape.mlp, "qk_norm": shape.qk_norm}
+    run_parts: dict[str, Any] = {"norm": shape.norm, "mlp": shape.mlp, "qk_norm": shape.qk_norm}
     softcap = config.model.logit_softcap
+    # A correction stands before the norm of queries and keys, which transformers' own classes apply
+    # right after the projection: together they need a subclass.
     if softcap is None and not (corrected and shape.qk_norm):
         for model_class in CLASSES.values():
-            if model_class.positions == positions and model_class.parts == wanted:
+            if model_class.positions == positions and model_class.parts == run_parts:
                 return model_class, {}
     bases = [STARCODER2, LLAMA] if positions == "rope" else [GPT2]
-    alike = [one for one in bases if one.parts == wanted | {"qk_norm": False}]
+    alike = [base for base in bases if base.parts == run_parts | {"qk_norm": False}]
     base = (alike or bases)[-1]
     try:
-        model_class = with_parts(base, **wanted)
+        model_class = with_parts(base, **run_parts)
     except KeyError as error:
         raise UserError(
             f"neither a class of transformers nor modeling_ora.py has the part {error}: such a run "
             "cannot be exported"
         ) from None
-    parts = {key: value for key, value in wanted.items() if value != base.parts[key]}
+    parts = {key: value for key, value in run_parts.items() if value != base.parts[key]}
     return model_class, parts | ({} if softcap is None else {"logit_softcap": softcap})
 
 
 def _own_weights(model: GPT) -> dict[str, torch.Tensor]:
-    """Return {key of initial values: weight} of a live model on one rank; parts are apart."""
+    """Return {key of initial values: weight} of a live model on one rank, fused weights split."""
     live = dict(model.named_parameters())
     weights: dict[str, torch.Tensor] = {}
     for tensor in model.inventory:
@@ -299,20 +309,20 @@ def _itself(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _flat_rows(attention: Any, heads: Mapping[Part, int]) -> torch.Tensor:
-    """Return rows `[heads * head_dim, hidden]` of some parts, repeated to make as many heads."""
+    """Return rows `[heads * head_dim, hidden]` of some parts, repeated to that many heads."""
     parts = []
-    for part, wanted in heads.items():
-        own = rows(attention, part)
-        if len(own) != wanted:
-            own = own.repeat_interleave(wanted // len(own), dim=0)
-        parts.append(own.flatten(0, 1))
+    for part, count in heads.items():
+        part_rows = rows(attention, part)
+        if len(part_rows) != count:
+            part_rows = part_rows.repeat_interleave(count // len(part_rows), dim=0)
+        parts.append(part_rows.flatten(0, 1))
     return torch.cat(parts)
 
 
-def _add_ranges(ranges: list[list[int]], places: Sequence[int], head_dim: int) -> None:
-    """Add the rows of heads at ascending places; neighbours make one range."""
-    for place in places:
-        first, end = place * head_dim, (place + 1) * head_dim
+def _add_ranges(ranges: list[list[int]], heads: Sequence[int], head_dim: int) -> None:
+    """Add the rows of ascending heads; neighbouring heads make one range."""
+    for head in heads:
+        first, end = head * head_dim, (head + 1) * head_dim
         if ranges and ranges[-1][1] == first:
             ranges[-1][1] = end
         else:

@@ -10,8 +10,8 @@ def model_card(facts: Mapping[str, Any], name: str) -> str:
     """Return the model card of an export.
 
     Args:
-        facts: content of export.json.
-        name: of the export's directory.
+        facts: Content of export.json.
+        name: Name of the export's directory.
     """
     parts = (
         _FRONT_MATTER,
@@ -66,10 +66,10 @@ def _loading(facts: Mapping[str, Any], name: str) -> str:
     trust, why = "", ""
     if facts["custom_code"]:
         trust = ", trust_remote_code=True"
-        own = [f"model.{key}={value}" for key, value in facts["own_parts"].items()]
-        named = ", ".join([*own, *facts["attention"]["adapters"]])
+        own_parts = [f"model.{key}={value}" for key, value in facts["own_parts"].items()]
+        parts = ", ".join([*own_parts, *facts["attention"]["adapters"]])
         why = (
-            f"\n\nThe model has parts ({named}) that no class of transformers has together, or in "
+            f"\n\nThe model has parts ({parts}) that no class of transformers has together, or in "
             "this place: `modeling_ora.py` has them, so loading needs `trust_remote_code=True`."
         )
     return f"""## Loading it
@@ -101,7 +101,8 @@ def _frozen(facts: Mapping[str, Any]) -> str:
             "Query and Key rows that were trained and then frozen are named in `export.json` "
             "(`frozen_rows`), with their digests."
         )
-    return "## Frozen weights\n\nNone: every weight was trained."
+    if not sentences:
+        return "## Frozen weights\n\nNone: every weight was trained."
     if folded:
         sentences.append(
             f"The trained corrections ({', '.join(folded)}) are folded into rows: they are not the "

@@ -42,7 +42,7 @@ from pretrain.runs.directory import MARKER, write_json, write_text_atomically
 from pretrain.runs.environment import package_version
 
 PACKAGES = ("transformers", "tokenizers", "safetensors")
-"""Those whose versions export.json states, beside torch's."""
+"""Packages whose versions export.json states, beside torch's."""
 NAMES_OF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 ALLOWED, ALLOWED_ROUNDED = 1e-4, 0.1
 """Allowed difference of a logit, relative to the largest; the second where weights are rounded to
@@ -59,12 +59,9 @@ def export_run(
     """Export a run's model.
 
     Args:
-        path: directory of the run.
-        out: directory to make.
-        context: process groups of the one process.
-        step: of the checkpoint; None: the newest one.
+        step: Step of the checkpoint; None: the newest one.
         dtype: fp32 or bf16; None: the run's own, but fp32 where adapters are folded into other
-            weights, or factors multiplied out.
+            weights or factors are multiplied out.
 
     Returns:
         The content of export.json.
@@ -79,7 +76,8 @@ def export_run(
     refuse_existing(out)
     run = open_trained_run(path, step)
     architecture = architecture_of(run.config)
-    of_checkpoint = hash_file(run.checkpoint / MARKER)
+    # Taken first: if the checkpoint is written again meanwhile, the export counts as outdated.
+    checkpoint_digest = hash_file(run.checkpoint / MARKER)
     with made_beside(out) as directory:
         model = load_model(run, context)
         folded = _folded_adapters(run, model)
@@ -91,9 +89,10 @@ def export_run(
         )
         _write_settings(run, architecture, dtype, directory)
         tokens = held_out_tokens(run)
-        own = own_logits(model, tokens, run.config.model.vocab_size)
+        run_logits = own_logits(model, tokens, run.config.model.vocab_size)
+        # The two models may not fit into memory together.
         del model
-        logits = compare_logits(directory, tokens, own, custom=architecture.custom)
+        logits = compare_logits(directory, tokens, run_logits, custom=architecture.custom)
         rounded = dtype == "bf16" and not (same_bits and trained_in == "bf16")
         require_agreement(logits, (ALLOWED_ROUNDED if rounded else ALLOWED) * logits.largest)
         facts = {
@@ -102,7 +101,7 @@ def export_run(
             "tokenizer": asdict(
                 compare_tokenizers(run.blend.manifests, directory, architecture.custom)
             ),
-            CHECKPOINT_FACT: of_checkpoint,
+            CHECKPOINT_FACT: checkpoint_digest,
         }
         write_text_atomically(directory / "README.md", shown(model_card(facts, out.name)))
         facts[FILES_FACT] = {path.name: hash_file(path) for path in sorted(directory.iterdir())}
@@ -124,12 +123,12 @@ def _write_settings(
 
 
 def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
-    """Return the names of adapters that were folded into rows, which are no longer the bank's."""
+    """Return the names of the adapters that were folded into rows, which thereby leave the bank."""
     in_layers = [folded_adapters(layer.self_attention.linear_qkv) for layer in model.decoder.layers]
     return [
-        one.name
-        for one in run.config.policy.corrections
-        if any(one.name in names for names in in_layers)
+        adapter.name
+        for adapter in run.config.policy.corrections
+        if any(adapter.name in names for names in in_layers)
     ]
 
 
@@ -150,7 +149,7 @@ def _facts(
     folded: list[str],
     logits: LogitAgreement,
 ) -> dict[str, Any]:
-    """Return what export.json states of the weights: origin, frozen rows, agreement."""
+    """Return the facts of export.json about the weights: origin, frozen rows, agreement."""
     config, loss = run.config, run.validation_loss
     phase = config.phase_at(run.step).number
     count = count_parameters(config.shape, config.policy, phase)

@@ -1,8 +1,8 @@
-"""GPT models with adapters and parts that no class has together, for `trust_remote_code=True`.
+"""GPT models with adapters and parts that no class combines, for `trust_remote_code=True`.
 
-Written by ora-pretrain. Starcoder2, Llama (rotary positions) and GPT2 (learned positions) as they
-are, but for the `parts` of the configuration (norm, mlp, qk_norm, logit_softcap), and for the
-`corrections` that it names for a layer, in this order and before any rotation:
+Written by ora-pretrain. Starcoder2, Llama (rotary positions) and GPT2 (learned positions), except
+for the `parts` of the configuration (norm, mlp, qk_norm, logit_softcap) and for the `corrections`
+that it names for a layer, in this order and before any rotation:
 
     bias       q_h += b_qh, k alike
     taps       k_t ← Σ_j c_j ∘ k_(t−j), v alike         within a text
@@ -33,20 +33,21 @@ NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
 
 
 class Convolution(nn.Module):
-    """`[batch, tokens, channels]` -> Σ_j c_j ∘ x_(t−j), each channel by itself.
+    """`[batch, tokens, channels]` -> Σ_j c_j ∘ x_(t−j), each channel on its own.
 
-    A token at position p looks back p tokens at most: not into padding, nor into another text.
+    A token at position p looks back at most p tokens: neither into padding nor into another text.
     """
 
     def __init__(self, channels: int, taps: int) -> None:
         super().__init__()
         self.taps = nn.Parameter(torch.zeros(channels, taps))
         self.place = (0, 0)  # of the state in a cache: layer, number within the layer
-        self.cache: Any = None  # these two of the pass in progress: see `_begin`
+        self.cache: Any = None  # cache and positions of the current pass, set by `_begin`
         self.positions: Any = None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         cache, positions = self.cache, self.positions
+        # A cache kept here would outlive the pass and hold its memory.
         self.cache = self.positions = None
         earlier = self.taps.size(1) - 1
         tokens = inputs.size(1)
@@ -62,33 +63,33 @@ class Convolution(nn.Module):
 
 
 class Corrections(nn.Module):
-    """Corrections after a projection, of `[batch, tokens, heads * head_dim]`."""
+    """Corrections after a projection, for `[batch, tokens, heads * head_dim]`."""
 
     def __init__(
-        self, wanted: dict[str, int], heads: int, head_dim: int, epsilon: float = EPSILON
+        self, sizes: dict[str, int], heads: int, head_dim: int, epsilon: float = EPSILON
     ) -> None:
         super().__init__()
-        self.wanted, channels = wanted, heads * head_dim
-        if "bias" in wanted:
+        self.sizes, channels = sizes, heads * head_dim
+        if "bias" in sizes:
             self.bias = nn.Parameter(torch.zeros(channels))
-        if "taps" in wanted:
-            self.convolution = Convolution(channels, wanted["taps"])
-        if "head_norm" in wanted:
+        if "taps" in sizes:
+            self.convolution = Convolution(channels, sizes["taps"])
+        if "head_norm" in sizes:
             self.head_norm = nn.RMSNorm(head_dim, epsilon)
 
     def forward(self, projected: torch.Tensor) -> torch.Tensor:
-        if "bias" in self.wanted:
+        if "bias" in self.sizes:
             projected = projected + self.bias
-        if "taps" in self.wanted:
+        if "taps" in self.sizes:
             projected = self.convolution(projected)
-        if "head_norm" in self.wanted:
+        if "head_norm" in self.sizes:
             heads = projected.unflatten(-1, (-1, len(self.head_norm.weight)))
             projected = self.head_norm(heads).flatten(-2)
         return projected
 
 
 class OraLinear(nn.Linear):
-    """A projection to queries, keys or values, and its corrections."""
+    """A projection to queries, keys or values, followed by its corrections."""
 
     def __init__(self, inputs: int, corrections: Corrections, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -99,7 +100,7 @@ class OraLinear(nn.Linear):
 
 
 class OraConv1D(Conv1D):
-    """GPT2's fused projection [q, k, v], and the corrections of each."""
+    """GPT2's fused projection [q, k, v], followed by the corrections of each part."""
 
     def __init__(self, inputs: int, corrections: dict[str, Corrections]) -> None:
         super().__init__(3 * inputs, inputs)
@@ -148,55 +149,55 @@ class OraHead(nn.Linear):
         return self.cap * torch.tanh(super().forward(hidden_states) / self.cap)
 
 
-def _wanted(config: Any, layer: int) -> dict[str, dict[str, int]]:
+def _corrections_of(config: Any, layer: int) -> dict[str, dict[str, int]]:
     """Return the corrections of a layer's queries, keys and values, in this order.
 
-    A configuration that transformers has saved again has them by the alphabet.
+    When transformers saves a configuration again, it sorts the parts by the alphabet.
     """
-    wanted = {part: dict(config.corrections[layer][part]) for part in PARTS}
+    corrections = {part: dict(config.corrections[layer][part]) for part in PARTS}
     if getattr(config, "parts", {}).get("qk_norm"):
         for part in ("query", "key"):
-            wanted[part]["head_norm"] = 1
-    return wanted
+            corrections[part]["head_norm"] = 1
+    return corrections
 
 
 def _replace_parts(model: Any, names: Any, sizes: Any, make: Any) -> None:
-    """Put the parts that the configuration names in the places of the class's own.
+    """Replace the class's own parts by those that the configuration names.
 
     Args:
-        model: with lm_head.
-        names: of the layers, of the two norms of a layer, and of the last.
-        sizes: width of the hidden states, of the MLP, and what norms add to a mean square.
-        make: returns a matrix of the class, by inputs and outputs.
+        model: A model with lm_head.
+        names: Names of the layers, of the two norms of a layer, and of the last norm.
+        sizes: Width of the hidden states, width of the MLP, and the norms' epsilon.
+        make: Returns a matrix of the class for its inputs and outputs.
     """
-    wanted = getattr(model.config, "parts", {})
+    parts = getattr(model.config, "parts", {})
     body = model.base_model
     layers, first, second, last = names
     width, inner, epsilon = sizes
     for layer in getattr(body, layers):
-        if "norm" in wanted:
-            setattr(layer, first, NORMS[wanted["norm"]](width, epsilon))
-            setattr(layer, second, NORMS[wanted["norm"]](width, epsilon))
-        if "mlp" in wanted:
-            layer.mlp = OraMlp(wanted["mlp"], make, (width, inner))
-    if "norm" in wanted:
-        setattr(body, last, NORMS[wanted["norm"]](width, epsilon))
-    if "logit_softcap" in wanted:
-        model.lm_head = OraHead(wanted["logit_softcap"], width, model.config.vocab_size)
+        if "norm" in parts:
+            setattr(layer, first, NORMS[parts["norm"]](width, epsilon))
+            setattr(layer, second, NORMS[parts["norm"]](width, epsilon))
+        if "mlp" in parts:
+            layer.mlp = OraMlp(parts["mlp"], make, (width, inner))
+    if "norm" in parts:
+        setattr(body, last, NORMS[parts["norm"]](width, epsilon))
+    if "logit_softcap" in parts:
+        model.lm_head = OraHead(parts["logit_softcap"], width, model.config.vocab_size)
 
 
 def _connect(body: Any, layers: list[Any]) -> None:
-    """Give each convolution in every pass the cache, its place there, and the tokens' positions."""
+    """Give every convolution, in every pass, the cache, its place there, and the positions."""
     body.register_forward_pre_hook(_number_tokens, with_kwargs=True)
     for attention in layers:
         attention.register_forward_pre_hook(_begin, with_kwargs=True)
 
 
 def _begin(attention: Any, _: Any, inputs: dict[str, Any]) -> None:
-    """Give a layer's convolutions what its pass begins with."""
-    found = [module for module in attention.modules() if isinstance(module, Convolution)]
+    """Give a layer's convolutions the cache and the positions of the pass that begins."""
+    convolutions = [module for module in attention.modules() if isinstance(module, Convolution)]
     cache = inputs.get("past_key_values")
-    for number, convolution in enumerate(found):
+    for number, convolution in enumerate(convolutions):
         if cache is not None and len(cache.layers) <= attention.layer_idx:
             raise ValueError(
                 "the cache has no place for convolutions: DynamicCache(config=model.config) has"
@@ -218,17 +219,17 @@ def _number_tokens(_: Any, args: Any, inputs: dict[str, Any]) -> Any:
 
 
 def _make_rotary(model: Any, epsilon: float) -> None:
-    """Make a model of Starcoder2 or Llama what its configuration says."""
+    """Apply the configuration's corrections and parts to a model of Starcoder2 or Llama."""
     config = model.config
     heads = {"query": config.num_attention_heads}
     for number, layer in enumerate(model.model.layers):
         width = layer.self_attn.head_dim
-        for part, wanted in _wanted(config, number).items():
-            if wanted:
-                own = heads.get(part, config.num_key_value_heads)
-                corrections = Corrections(wanted, own, width, epsilon)
-                made = OraLinear(config.hidden_size, corrections, own * width)
-                setattr(layer.self_attn, PARTS[part], made)
+        for part, sizes_of_part in _corrections_of(config, number).items():
+            if sizes_of_part:
+                part_heads = heads.get(part, config.num_key_value_heads)
+                corrections = Corrections(sizes_of_part, part_heads, width, epsilon)
+                linear = OraLinear(config.hidden_size, corrections, part_heads * width)
+                setattr(layer.self_attn, PARTS[part], linear)
     names = ("layers", "input_layernorm", "post_attention_layernorm", "norm")
     sizes = (config.hidden_size, config.intermediate_size, epsilon)
     _replace_parts(model, names, sizes, partial(nn.Linear, bias=False))
@@ -285,8 +286,8 @@ class OraLearnedForCausalLM(GPT2LMHeadModel):
         block: Any
         for number, block in enumerate(self.transformer.h):
             corrections = {
-                part: Corrections(wanted, heads, width // heads, epsilon)
-                for part, wanted in _wanted(config, number).items()
+                part: Corrections(sizes_of_part, heads, width // heads, epsilon)
+                for part, sizes_of_part in _corrections_of(config, number).items()
             }
             block.attn.c_attn = OraConv1D(width, corrections)
         sizes = (width, config.n_inner or 4 * width, epsilon)

@@ -13,20 +13,21 @@ from typing import Any
 from data_pipeline.errors import how_to_install
 from pretrain.errors import UserError
 
+# Pickled weights could run code; only safetensors is read.
 WEIGHTS = ("*.safetensors",)
 _CONTENT = (*WEIGHTS, "*.json", "*.model", "*.txt", "*.py")
 """Files that decide the outputs of a model: weights, configuration, tokenizer, code."""
 FACTS = "export.json"
-"""File of an export that says where the model comes from; its outputs do not depend on that."""
+"""File of an export that says where the model comes from; the outputs do not depend on it."""
 FILES_FACT = "files"
 """Key of FACTS with the SHA-256 of every other file."""
 CHECKPOINT_FACT = "checkpoint_sha256"
 """Key of FACTS with the SHA-256 of the checkpoint's marker, which has that of every file there."""
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
-"""Files of a tokenizer; without any of them transformers makes one that knows no text."""
+"""Files of a tokenizer; without any of them transformers makes a tokenizer that knows no text."""
 _AUTO_MAP = "auto_map"
 _IMPLEMENTATION = "implementation"
-"""Key, and end of keys, with which a configuration has transformers run code, also the hub's."""
+"""Key, and end of keys, by which a configuration makes transformers run code, also the hub's."""
 
 
 def model_digest(directory: Path) -> str:
@@ -52,8 +53,7 @@ def require_trust(directory: Path, trusted: bool) -> None:
     """Refuse a model directory with code of its own, unless the user trusts that code.
 
     Args:
-        directory: of the model.
-        trusted: the user has said so.
+        trusted: Whether the user has said so.
 
     Raises:
         UserError: there is code that is not trusted.
@@ -65,14 +65,14 @@ def require_trust(directory: Path, trusted: bool) -> None:
             f"{directory} has code of its own, {code[0].name}: read it, then give --trust-code"
         )
     for file, key, value in named_code(directory):
-        if key != _AUTO_MAP:  # which transformers passes over unless it is told to trust
+        if key != _AUTO_MAP:  # which transformers ignores unless it is told to trust code
             raise UserError(
                 f"{file} has {key}={value}, code of the hub: read it, then give --trust-code"
             )
 
 
 def named_code(directory: Path) -> Iterator[tuple[Path, str, Any]]:
-    """Yield where a configuration names code to run, of the directory or of the hub.
+    """Yield where a configuration names code to run, in the directory or on the hub.
 
     Yields:
         File, key and value.
@@ -94,7 +94,7 @@ def require_transformers(verb: str) -> None:
     """Import transformers with its progress bars and warnings switched off.
 
     Args:
-        verb: what needs transformers, for the message.
+        verb: The verb that needs transformers, for the message.
 
     Raises:
         UserError: transformers is not installed.
@@ -115,13 +115,14 @@ def require_transformers(verb: str) -> None:
 
 @contextmanager
 def loading(directory: Path) -> Iterator[None]:
-    """Turn whatever transformers and its readers raise of a directory's files into one sentence.
+    """Turn every error of transformers and its readers about a directory into one sentence.
 
     Raises:
-        UserError: with that sentence.
+        UserError: transformers raised an error.
     """
     try:
         yield
+    # transformers, tokenizers and safetensors raise types of all kinds for a damaged file.
     except Exception as error:
         reason = " ".join(str(error).split())[:500]
         raise UserError(f"transformers cannot load {directory}: {reason}") from error
@@ -131,9 +132,8 @@ def read_language_model(directory: Path, trusted: bool, dtype: Any) -> Any:
     """Load a causal language model on the CPU.
 
     Args:
-        directory: of the model.
-        trusted: code that lies there may be run.
-        dtype: type of the weights; "auto": that of the files.
+        trusted: Whether code in the directory may run.
+        dtype: Type of the weights; "auto": the type in the files.
 
     Raises:
         UserError: transformers cannot load it, or a weight is missing.
@@ -155,14 +155,10 @@ def read_language_model(directory: Path, trusted: bool, dtype: Any) -> Any:
 
 
 def refuse_missing(directory: Path, names: Collection[str]) -> None:
-    """Refuse a model without some of its weights, in whose place transformers draws others.
-
-    Args:
-        directory: of the model.
-        names: of the missing weights.
+    """Refuse a model without some of its weights, which transformers would fill with random ones.
 
     Raises:
-        UserError: there are some.
+        UserError: weights are missing.
     """
     if names:
         raise UserError(
@@ -174,7 +170,7 @@ def require_tokenizer(directory: Path) -> None:
     """Refuse a model directory without a tokenizer.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no tokenizer.
     """
     if not any((directory / name).is_file() for name in _TOKENIZERS):
         raise UserError(
@@ -186,8 +182,7 @@ def read_tokenizer(directory: Path, trusted: bool) -> Any:
     """Load the tokenizer of a model directory.
 
     Args:
-        directory: of the model.
-        trusted: code that lies there may be run.
+        trusted: Whether code in the directory may run.
 
     Raises:
         UserError: there is none, or transformers cannot load it.

@@ -1,8 +1,8 @@
 """Classes of transformers for models of this program: names of weights and settings.
 
-Each is written once. `architectures` reads the tables from left to right (export), `source_model`
-from right to left (import). A weight's own name is the key of its initial values, see
-`megatron_patches.model.initialize`.
+Every name is written once: `architectures` reads the tables from left to right (export),
+`source_model` from right to left (import). A weight's own name is the key of its initial values,
+see `megatron_patches.model.initialize`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ class ModelClass:
     """A class of transformers that computes models of this program.
 
     Attributes:
-        stock: the class and its model type.
-        adapted: class and model type of its subclass in `modeling_ora`, with adapters or other
+        stock: Class and model type.
+        adapted: Class and model type of its subclass in `modeling_ora`, for adapters or other
             parts.
-        positions: value of model.position_embedding.
-        norm: its norm, by its name in `megatron_patches.recipe.parts`.
-        mlp: its MLP, likewise.
-        qk_norm: it normalises queries and keys, as model.qk_norm does.
-        before: {key: module} ahead of the layers.
-        layers: the module that holds the layers by number.
+        positions: Value of model.position_embedding.
+        norm: Name of the norm in `megatron_patches.recipe.parts`.
+        mlp: Name of the MLP, likewise.
+        qk_norm: Whether the class normalises queries and keys, as model.qk_norm does.
+        embeddings: {key: module} ahead of the layers.
+        layers: Module that holds the layers by number.
         layer: {key within a layer: module within it}; keys of one module share a fused matrix.
-        after: {key: module} behind the layers.
+        last_norm: {key: module} behind the layers.
         settings: {key of the section `model`: key of config.json}. A class without
-            num_query_groups has a key and a value for every query head, one without head_dim heads
-            of hidden_size / num_attention_heads.
-        required: settings of config.json that must have this value.
-        written: settings of config.json that an export has; an import looks at the tensors instead.
-        dropouts: keys of config.json for model.dropout.
-        transposed: matrices are stored `[in, out]`, with biases, which are zero.
+            num_query_groups has a key and a value for every query head; one without head_dim has
+            heads of hidden_size / num_attention_heads.
+        required: Settings of config.json that must have this value.
+        written: Settings of config.json that an export writes; an import reads the tensors instead.
+        dropouts: Keys of config.json for model.dropout.
+        transposed: Whether matrices are stored `[in, out]`, with biases, which are zero.
     """
 
     stock: tuple[str, str]
@@ -46,10 +46,10 @@ class ModelClass:
     positions: Literal["rope", "learned"]
     norm: str
     mlp: str
-    before: Mapping[str, str]
+    embeddings: Mapping[str, str]
     layers: str
     layer: Mapping[str, str]
-    after: Mapping[str, str]
+    last_norm: Mapping[str, str]
     settings: Mapping[str, str]
     required: Mapping[str, Any]
     dropouts: tuple[str, ...]
@@ -63,20 +63,19 @@ class ModelClass:
         return {"norm": self.norm, "mlp": self.mlp, "qk_norm": self.qk_norm}
 
     def modules(self, num_layers: int, tied: bool) -> dict[str, list[str]]:
-        """Return the modules of a whole model, in the order of its computation.
+        """Return the modules of the whole model, in the order of its computation.
 
         Args:
-            num_layers: layers of the model.
-            tied: input and output embeddings are one matrix.
+            tied: Whether input and output embeddings are one matrix.
 
         Returns:
-            {module: the keys that it holds, as rows one behind the other}.
+            {module: keys of its rows, from the first row to the last}.
         """
-        names = dict(self.before)
+        names = dict(self.embeddings)
         for number in range(num_layers):
             for key, module in self.layer.items():
                 names[f"layer.{number}.{key}"] = f"{self.layers}.{number}.{module}"
-        names |= self.after
+        names |= self.last_norm
         if not tied:
             names["output"] = "lm_head"
         modules: dict[str, list[str]] = {}
@@ -85,14 +84,9 @@ class ModelClass:
         return modules
 
     def module_of(self, layer: int, part: Part) -> tuple[str, tuple[Part, ...]]:
-        """Return the module with a part of a layer's projections, and all parts that it holds.
-
-        Args:
-            layer: number of the layer, from 0.
-            part: queries, keys or values.
-        """
+        """Return the module with a part of a layer's projections, and all parts of that module."""
         module = self.layer[f"attention.{part}"]
-        parts = tuple(one for one in PARTS if self.layer[f"attention.{one}"] == module)
+        parts = tuple(name for name in PARTS if self.layer[f"attention.{name}"] == module)
         return f"{self.layers}.{layer}.{module}", parts
 
 
@@ -117,10 +111,10 @@ STARCODER2 = ModelClass(
     positions="rope",
     norm="layernorm",
     mlp="gelu",
-    before={"embedding.word": "model.embed_tokens"},
+    embeddings={"embedding.word": "model.embed_tokens"},
     layers="model.layers",
     layer=_ROTARY_ATTENTION | _MLPS["gelu"],
-    after={"norm": "model.norm"},
+    last_norm={"norm": "model.norm"},
     settings={
         "num_layers": "num_hidden_layers",
         "hidden_size": "hidden_size",
@@ -143,10 +137,10 @@ LLAMA = ModelClass(
     positions="rope",
     norm="rmsnorm",
     mlp="swiglu",
-    before=STARCODER2.before,
+    embeddings=STARCODER2.embeddings,
     layers="model.layers",
     layer=_ROTARY_ATTENTION | _MLPS["swiglu"],
-    after=STARCODER2.after,
+    last_norm=STARCODER2.last_norm,
     settings={**STARCODER2.settings, "layernorm_epsilon": "rms_norm_eps"},
     required={"hidden_act": "silu"},
     dropouts=("attention_dropout",),
@@ -172,7 +166,7 @@ GPT2 = ModelClass(
     positions="learned",
     norm="layernorm",
     mlp="gelu",
-    before={"embedding.word": "transformer.wte", "embedding.position": "transformer.wpe"},
+    embeddings={"embedding.word": "transformer.wte", "embedding.position": "transformer.wpe"},
     layers="transformer.h",
     layer={
         "norm1": "ln_1",
@@ -183,7 +177,7 @@ GPT2 = ModelClass(
         "norm2": "ln_2",
         **_MLPS["gelu"],
     },
-    after={"norm": "transformer.ln_f"},
+    last_norm={"norm": "transformer.ln_f"},
     settings={
         "num_layers": "n_layer",
         "hidden_size": "n_embd",
@@ -208,13 +202,7 @@ _NORMS = ("layernorm", "rmsnorm")
 
 
 def with_parts(base: ModelClass, norm: str, mlp: str, qk_norm: bool) -> ModelClass:
-    """Return the names of a class of `modeling_ora` whose parts are others than its base's.
-
-    Args:
-        base: the class that it is made of.
-        norm: as of ModelClass.
-        mlp: as of ModelClass.
-        qk_norm: as of ModelClass.
+    """Return a subclass of `modeling_ora`: the base's names with other parts.
 
     Raises:
         KeyError: `modeling_ora` has no such norm or MLP.
@@ -231,6 +219,6 @@ def with_parts(base: ModelClass, norm: str, mlp: str, qk_norm: bool) -> ModelCla
 
 
 CLASSES: Mapping[str, ModelClass] = MappingProxyType(
-    {one.stock[1]: one for one in (STARCODER2, GPT2, LLAMA, QWEN3)}
+    {model_class.stock[1]: model_class for model_class in (STARCODER2, GPT2, LLAMA, QWEN3)}
 )
 """{model type: class}."""

@@ -3,8 +3,8 @@
     W_q ← s_h (W_q + B_q A_q),   W_k ← W_k + B_k A_k    (`megatron_patches.attention.adapters`)
 
 Folding is done in float64 from the weights in the run's compute dtype. Adapters that are not linear
-keep weights of their own, the corrections of `modeling_ora`; scales behind them are folded into
-these.
+keep weights of their own, the corrections of `modeling_ora`; scales that follow them are folded
+into the corrections.
 """
 
 from __future__ import annotations
@@ -27,10 +27,6 @@ from pretrain.export.names import Part
 def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
     """Return the rows of a layer, in the order of the heads.
 
-    Args:
-        attention: of the layer.
-        part: queries, keys or values.
-
     Returns:
         `[heads or groups, head_dim, hidden]`; float64 where adapters were folded in.
     """
@@ -39,8 +35,8 @@ def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
         if part == "value":
             return linear.value_weight.unflatten(0, (-1, head_dim))
         return _frozen_and_trained(linear, part)
-    # megatron-core interleaves its fused weight by group: [q … q k v] of group 0, then of group 1
-    # ...
+    # megatron-core interleaves its fused weight by group: [q … q k v] of group 0, then of group 1,
+    # and so on.
     fused = linear.weight.view(
         attention.config.num_query_groups, -1, head_dim, linear.weight.size(-1)
     )
@@ -50,7 +46,7 @@ def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
 
 
 def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.Tensor:
-    """Return the frozen and trainable heads of a layer that has W_V apart from W_Q and W_K."""
+    """Return the frozen and trained heads of a layer that keeps W_V apart from W_Q and W_K."""
     query, key = (
         rows.unflatten(0, (-1, linear.head_dim)) for _, _, rows in linear.frozen_shards(exact=True)
     )
@@ -60,8 +56,8 @@ def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.
         frozen = _folded(linear, frozen)
     kinds = (frozen, trained)
     whole = tuple(
-        _joined(linear, one, tuple(rows[number] for rows in kinds))
-        for number, one in enumerate(ROLES)
+        _joined(linear, name, tuple(rows[number] for rows in kinds))
+        for number, name in enumerate(ROLES)
     )
     if linear.adapters is not None and linear.adapts_all:
         whole = _folded(linear, whole)
@@ -69,11 +65,11 @@ def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.
 
 
 def _joined(linear: FrozenQueryKeyValueLinear, role: Role, kinds: Rows) -> torch.Tensor:
-    """Return the rows of frozen and trained heads of a role, in the heads' order."""
+    """Return a role's rows of frozen and trained heads, in the order of the heads."""
     if role not in linear.head_orders:
         return next((rows for rows in kinds if len(rows)), kinds[0])
-    every = torch.cat([rows.to(kinds[0].dtype) for rows in kinds])
-    return every.index_select(0, linear.head_orders[role])
+    joined = torch.cat([rows.to(kinds[0].dtype) for rows in kinds])
+    return joined.index_select(0, linear.head_orders[role])
 
 
 Rows = tuple[torch.Tensor, ...]
@@ -86,7 +82,7 @@ def _trained_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
     rows: torch.Tensor | None = linear.trained_query_key
     if factors is not None:
         rows = Factors(*(factor.double() for factor in factors)).rows()
-    if rows is None:  # none, or low_rank has their place
+    if rows is None:  # no head trains, or low_rank stands in place of the rows
         rows = linear.value_weight.new_zeros(sum(sizes) * linear.head_dim, linear.input_size)
     query, key = rows.unflatten(0, (-1, linear.head_dim)).split(sizes)
     return query, query[:: linear.queries_per_group] if linear.shared else key
@@ -95,23 +91,25 @@ def _trained_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
 def _folded(linear: FrozenQueryKeyValueLinear, rows: Rows) -> Rows:
     """Return rows with adapters folded in, then in float64.
 
-    The adapters are applied to the rows' columns, the queries and keys of unit vectors.
+    The adapters are applied to the rows' columns: these are the queries and keys of unit vectors.
     """
     names = folded_adapters(linear)
     if linear.adapters is None or not names:
         return rows
-    query, key = (one.double().permute(2, 0, 1).unsqueeze(1) for one in rows)
+    query, key = (role_rows.double().permute(2, 0, 1).unsqueeze(1) for role_rows in rows)
     shared = {
         name: getattr(linear, name).double().t().unsqueeze(1) for name in linear.shared_adapters
     }
     corrected = linear.adapters.apply_some(names, Heads(query, key), shared)
-    return tuple(one.squeeze(1).permute(1, 2, 0) for one in (corrected.query, corrected.key))
+    return tuple(
+        columns.squeeze(1).permute(1, 2, 0) for columns in (corrected.query, corrected.key)
+    )
 
 
 def folded_adapters(linear: torch.nn.Module) -> tuple[str, ...]:
-    """Return the adapters that go into the layer's rows, which are then not the bank's.
+    """Return the adapters that are folded into the rows, which then differ from the bank's.
 
-    A convolution, of keys and values, commutes with scales of queries.
+    A convolution of keys and values commutes with scales of queries.
     """
     adapters = getattr(linear, "adapters", None)
     names: tuple[str, ...] = () if adapters is None else tuple(adapters.steps)
@@ -126,83 +124,84 @@ def corrections_of(policy: QKPolicy, adapted_groups: Collection[int]) -> Correct
     """Return the corrections that the classes of `modeling_ora` make in a layer.
 
     Args:
-        policy: of the model.
-        adapted_groups: key heads of the layer that have adapters.
+        adapted_groups: Key heads of the layer that have adapters.
 
     Raises:
         UserError: an adapter is neither linear nor one of these corrections.
     """
-    found: Corrections = {"query": {}, "key": {}, "value": {}}
+    sizes_by_part: Corrections = {"query": {}, "key": {}, "value": {}}
     convolved: list[Part] = ["key", "value"] if policy.convolved == "both" else [policy.convolved]
-    made: dict[str, tuple[str, int, Iterable[Part]]] = {
+    supported: dict[str, tuple[str, int, Iterable[Part]]] = {
         "query_key_bias": ("bias", 1, ROLES),
         "short_convolution": ("taps", policy.taps, convolved),
     }
     for adapter in policy.corrections if adapted_groups else ():
-        if adapter.name in made:
-            correction, size, parts = made[adapter.name]
+        if adapter.name in supported:
+            correction, size, parts = supported[adapter.name]
             for part in parts:
-                found[part][correction] = size
+                sizes_by_part[part][correction] = size
         elif not adapter.linear:
             raise UserError(
                 f"attention.adapters has {adapter.name}, which is not linear in the layer's "
                 "input, and no class computes attention so: such a run cannot be exported"
             )
-    return found
+    return sizes_by_part
 
 
 def corrections(
-    attention: SelfAttention, part: Part, wanted: Mapping[str, int], heads: int
+    attention: SelfAttention, part: Part, sizes: Mapping[str, int], heads: int
 ) -> dict[str, torch.Tensor]:
     """Return the weights of a layer's corrections, by name.
 
-    Of heads without an adapter they change nothing.
+    Corrections of heads without an adapter change nothing.
 
     Args:
-        attention: of the layer.
-        part: queries, keys or values.
-        wanted: {correction: size} of the part.
-        heads: of this part in the class; each head is repeated to make as many.
+        sizes: {correction: size} of the part.
+        heads: Heads of this part in the class; each head of the run is repeated to make as many.
     """
     linear, config = attention.linear_qkv, attention.config
     head_dim, groups = attention.hidden_size_per_attention_head, config.num_query_groups
     of_one_head = {
         "bias": {"bias": torch.zeros(head_dim)},
-        "taps": {"convolution.taps": torch.eye(1, wanted.get("taps", 1)).expand(head_dim, -1)},
+        "taps": {"convolution.taps": torch.eye(1, sizes.get("taps", 1)).expand(head_dim, -1)},
     }
     members = config.num_attention_heads // groups if part == "query" else 1
-    own = _own_corrections(linear, part, wanted) if wanted else {}
-    made = {}
-    for name, one in (weight for each in wanted for weight in of_one_head[each].items()):
-        whole = one.double().repeat(groups, members, *[1] * one.dim())
-        whole[linear.adapted_groups] = own[name].detach().double().unflatten(0, (-1, members))
+    adapted = _own_corrections(linear, part, sizes) if sizes else {}
+    weights = {}
+    for name, per_head in (
+        weight for correction in sizes for weight in of_one_head[correction].items()
+    ):
+        # Heads without an adapter keep the neutral value.
+        whole = per_head.double().repeat(groups, members, *[1] * per_head.dim())
+        whole[linear.adapted_groups] = adapted[name].detach().double().unflatten(0, (-1, members))
         repeated = whole.flatten(0, 1).repeat_interleave(heads // (groups * members), dim=0)
-        made[name] = repeated.flatten(0, 1)
-    return made
+        weights[name] = repeated.flatten(0, 1)
+    return weights
 
 
 @torch.no_grad()
 def _own_corrections(
-    linear: FrozenQueryKeyValueLinear, part: Part, wanted: Mapping[str, int]
+    linear: FrozenQueryKeyValueLinear, part: Part, sizes: Mapping[str, int]
 ) -> dict[str, torch.Tensor]:
-    """Return the weights `[heads, …]` of the adapted heads, with what follows them folded in."""
+    """Return the weights `[heads, …]` of the adapted heads, later adapters folded in."""
     adapters, head_dim = linear.adapters, linear.head_dim
     assert adapters is not None
-    found: dict[str, torch.Tensor] = {}
-    if "taps" in wanted:
+    weights: dict[str, torch.Tensor] = {}
+    if "taps" in sizes:
         taps = adapters.get_parameter(f"{part}_taps")
-        found["convolution.taps"] = taps.unflatten(0, (-1, head_dim))
+        weights["convolution.taps"] = taps.unflatten(0, (-1, head_dim))
     if part == "value":
-        return found
+        return weights
     groups = len(linear.adapted_groups)
     queries = len(linear.adapted_groups) * linear.queries_per_group
     query, key = (torch.zeros(1, 1, count, head_dim).double() for count in (queries, groups))
-    none = Heads(query, key)
-    if "bias" in wanted:
+    zeros = Heads(query, key)
+    if "bias" in sizes:
         names = tuple(adapters.steps)
-        behind = [
+        following = [
             name for name in names[names.index("query_key_bias") :] if name != "short_convolution"
         ]
-        biases = adapters.apply_some(behind, none, {})
-        found["bias"] = (biases.query if part == "query" else biases.key)[0, 0]
-    return found
+        # Adapters are affine: on zeros they leave the bias, transformed by the adapters behind it.
+        biases = adapters.apply_some(following, zeros, {})
+        weights["bias"] = (biases.query if part == "query" else biases.key)[0, 0]
+    return weights

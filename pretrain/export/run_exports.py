@@ -47,13 +47,13 @@ _OWN_FILES = {
 def exported(path: Path, step: int | None = None) -> Path:
     """Return a Hugging Face directory: `path` itself if it is one, else the run's export.
 
-    Another process exports, because an export hides the GPUs from its process for good. Of several
-    commands that want an export at once one makes it. Exports whose checkpoints are gone are
+    Another process exports, because an export hides the GPUs from its process for good. If several
+    commands want an export at once, one of them makes it. Exports whose checkpoints are gone are
     removed.
 
     Args:
-        path: directory of a run or an export.
-        step: of the run's checkpoint; None: the newest one.
+        path: Directory of a run or an export.
+        step: Step of the run's checkpoint; None: the newest one.
 
     Raises:
         UserError: `path` is neither, or as `export_run`.
@@ -87,26 +87,24 @@ def exported(path: Path, step: int | None = None) -> Path:
             lease = Lease(run.exports / f".{out.name}.lock", f"exporting {path}", _TIMEOUT)
             with refusing(f"write {run.exports}"):
                 stack.enter_context(lease)
-        if not out.is_dir():  # unless another command has made it while this one waited
+        if not out.is_dir():  # unless another command made the export while this one waited
             print(f"exporting {checkpoint} first", file=sys.stderr, flush=True)
             export_apart(path, out, step_of(checkpoint))
     return out
 
 
 def export_apart(run: Path, out: Path, step: int | None = None, dtype: str | None = None) -> str:
-    """Export in a process of its own, which ends with this one.
+    """Export in a separate process, which ends with this one.
 
     Args:
-        run: directory of the run.
-        out: directory to make.
-        step: of the checkpoint; None: the newest one.
-        dtype: as in `export_run`.
+        step: Step of the checkpoint; None: the newest one.
+        dtype: fp32 or bf16; None: as in `export_run`.
 
     Returns:
-        The last line that it printed.
+        The last line that the process printed.
 
     Raises:
-        UserError: as `export_run`, or it took too long.
+        UserError: as `export_run`, or the export took too long.
     """
     if dtype not in (None, *_DTYPES):
         raise UserError(f"dtype is {dtype!r}; give fp32 or bf16")
@@ -135,13 +133,7 @@ def export_apart(run: Path, out: Path, step: int | None = None, dtype: str | Non
 
 
 def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> dict[str, Any]:
-    """Call `export_run` in one process without a GPU, wherever the run was trained.
-
-    Args:
-        run: directory of the run.
-        out: directory to make.
-        step: of the checkpoint; None: the newest one.
-        dtype: as in `export_run`.
+    """Call `export_run` in one process without a GPU, on whatever device the run was trained.
 
     Returns:
         The content of export.json.
@@ -159,7 +151,7 @@ def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> 
 
 
 def check_can_export(config: Config) -> None:
-    """Check before step 1 that the export of checkpoint.export_at_end will not be refused.
+    """Check before step 1 that the export of checkpoint.export_at_end will be possible.
 
     Raises:
         UserError: transformers is missing, or has no class for this model.
@@ -174,13 +166,9 @@ def check_can_export(config: Config) -> None:
 
 
 def export_at_end(run: RunDirectory, state: str) -> None:
-    """Export a finished run in a process of its own (rank 0), unless the export exists already.
+    """Export a finished run in a separate process (rank 0), unless the export exists already.
 
     The run stays finished: a failed export is a warning, and can be made later.
-
-    Args:
-        run: the directory of the run.
-        state: in which the training ended.
     """
     if state != FINISHED or not speaks_for_all():
         return
@@ -199,23 +187,28 @@ def export_at_end(run: RunDirectory, state: str) -> None:
 
 
 def is_own_export(directory: Path) -> bool:
-    """Return whether a directory is as `export_run` wrote it, and has no code but this package's.
+    """Return whether a directory is as `export_run` wrote it, with no code but this package's.
 
-    What export.json says of the files is no proof of where they come from. So no other kind of file
-    is allowed, and the code is compared with the package's own.
+    The digests in export.json do not prove where the files come from. So no other kind of file is
+    allowed, and the code is compared with the package's own.
     """
     try:
         if any(path.is_symlink() or path.name not in _OWN_FILES for path in directory.iterdir()):
             return False
         stated = read_facts(directory / FACTS).get(FILES_FACT)
-        found = {path.name: hash_file(path) for path in directory.iterdir() if path.name != FACTS}
-        own = re.compile(rf"{_OWN_CODE.stem}\.\w+")
-        named = [dict(value) for _, _, value in named_code(directory)]
-        foreign = [name for each in named for name in each.values() if not own.fullmatch(str(name))]
+        digests = {path.name: hash_file(path) for path in directory.iterdir() if path.name != FACTS}
+        own_code = re.compile(rf"{_OWN_CODE.stem}\.\w+")
+        code_maps = [dict(value) for _, _, value in named_code(directory)]
+        foreign = [
+            name
+            for code_map in code_maps
+            for name in code_map.values()
+            if not own_code.fullmatch(str(name))
+        ]
     except (OSError, ValueError, TypeError):
         return False
-    code = found.get(_OWN_CODE.name)
-    return stated == found and not foreign and code in (None, hash_file(_OWN_CODE))
+    code = digests.get(_OWN_CODE.name)
+    return stated == digests and not foreign and code in (None, hash_file(_OWN_CODE))
 
 
 def _remove_outdated(run: RunDirectory) -> None:
@@ -232,9 +225,9 @@ def _remove_outdated(run: RunDirectory) -> None:
 
 
 def _is_an_export(directory: Path) -> bool:
-    """Return whether nothing but an export is there, whole and under the name of a checkpoint.
+    """Return whether the directory holds nothing but a whole export, named after a checkpoint.
 
-    A name with a dot is of one in progress, left by a killed process, or kept aside.
+    A name with a dot marks an export in progress, left by a killed process, or kept aside.
     """
     if directory.is_symlink() or not re.fullmatch(r"step_\d+", directory.name):
         return False

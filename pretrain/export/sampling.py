@@ -22,10 +22,10 @@ class Sampling:
     """Settings of the sampling.
 
     Attributes:
-        tokens: after the prompt, at most.
-        temperature: divisor of the logits; 0 is greedy.
-        top_p: draw from the likeliest tokens that have this probability.
-        seed: of the draws, set again for every prompt.
+        tokens: Most tokens after the prompt.
+        temperature: Divisor of the logits; 0 is greedy.
+        top_p: Total probability of the likeliest tokens that are drawn from.
+        seed: Seed of the draws, set again for every prompt.
     """
 
     tokens: int = 100
@@ -38,8 +38,8 @@ class Sampler:
     """A model and its tokenizer, loaded once for any number of prompts.
 
     Args:
-        directory: an export, or another directory of transformers.
-        trust_code: run code that lies in the directory.
+        directory: An export, or another directory of transformers.
+        trust_code: Whether code in the directory may run.
 
     Raises:
         UserError: transformers is missing, or cannot load the directory.
@@ -58,10 +58,6 @@ class Sampler:
     def write(self, prompt: str, sampling: Sampling) -> str:
         """Print the prompt and then each new token.
 
-        Args:
-            prompt: what the text begins with.
-            sampling: its settings.
-
         Returns:
             The new text.
 
@@ -79,12 +75,10 @@ class Sampler:
         """Return the new text after a prompt.
 
         Args:
-            prompt: what the text begins with.
-            sampling: its settings.
-            streamer: of transformers, which gets each token at once; None: none.
+            streamer: A streamer of transformers, which gets each token at once.
 
         Raises:
-            UserError: prompt and tokens are more than the model has positions for.
+            UserError: prompt and new tokens exceed the model's positions.
         """
         ids = self._ids(prompt, sampling.tokens)
         torch.manual_seed(sampling.seed)
@@ -103,7 +97,7 @@ class Sampler:
 
     def _ids(self, prompt: str, tokens: int) -> torch.Tensor:
         ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        ids = ids or [self.model.config.eos_token_id]  # an empty prompt: a document begins
+        ids = ids or [self.model.config.eos_token_id]  # an empty prompt begins a document
         if self.ends_there and self.longest is not None and len(ids) + tokens > self.longest:
             raise UserError(
                 f"a prompt of {len(ids)} tokens and --tokens {tokens} are more than the "

@@ -3,9 +3,9 @@
 OUT/weights.safetensors   every weight, under the name of its random stream at initialisation
 OUT/config.yaml           a configuration of the same model, with these initial weights
 
-The classes of `names`, without biases, are loaded by transformers, the inverse of `architectures`.
-A directory whose model computes anything else (biases that are not zero, another activation, scaled
-rotation, a sliding window) is refused.
+transformers loads the classes of `names`, those without biases; this is the inverse of
+`architectures`. A directory whose model computes anything else (biases that are not zero, another
+activation, scaled rotation, a sliding window) is refused.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ WEIGHTS, CONFIG = "weights.safetensors", "config.yaml"
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A model of transformers that layers here can compute.
+    """A model of transformers that the layers of this program can compute.
 
     Attributes:
-        section: the section `model` of its configuration, and `max_positions` where positions are
+        section: Section `model` of the configuration, and `max_positions` where positions are
             learned.
         weights: {stream: weight}, matrices as rows `[out, in]` (see
             `megatron_patches.model.initialize`).
-        dtype: holds all weights exactly.
+        dtype: Type that holds all weights exactly.
     """
 
     section: dict[str, Any]
@@ -73,8 +73,8 @@ def open_source(directory: Path) -> SourceModel:
     """Load the model in a directory of Hugging Face.
 
     Raises:
-        UserError: transformers cannot load it, it is of another class, has settings that this
-            program does not have, or tensors that are not finite, are missing or have no place.
+        UserError: transformers cannot load the directory, it holds another class, settings that
+            this program lacks, or tensors that are not finite, are missing or have no place.
     """
     for file, key, value in named_code(directory):
         raise UserError(f"{file} has {key}={value}, code to run: it cannot be imported")
@@ -89,12 +89,14 @@ def open_source(directory: Path) -> SourceModel:
         model: Any = None
         if model_class is not None:
             model, info = _load(directory, config, stored)
+    # Refused outside of `loading`, which would put its own words around the sentence.
     if model_class is None:
-        *others, last = CLASSES
-        known = f"{', '.join(others)} and {last}"
+        *first_types, last_type = CLASSES
+        types = f"{', '.join(first_types)} and {last_type}"
         raise UserError(
-            f"{directory} is a model of type '{config.model_type}'; only {known} can be imported"
+            f"{directory} is a model of type '{config.model_type}'; only {types} can be imported"
         )
+    # Settings that change the computation but no tensor.
     for key, must in model_class.required.items():
         if getattr(config, key) != must:
             raise UserError(
@@ -124,7 +126,7 @@ def open_source(directory: Path) -> SourceModel:
 
 
 def _refuse_files_of_another_model(directory: Path) -> None:
-    """Refuse an adapter, which would be left out, and files that are not of the directory."""
+    """Refuse an adapter, which would be left out, and files from outside the directory."""
     if (directory / "adapter_config.json").exists():
         raise UserError(
             f"{directory} has adapter_config.json, an adapter of another model: merge it into that "
@@ -140,7 +142,7 @@ def _refuse_files_of_another_model(directory: Path) -> None:
             f"{index} names {strange[0]!r}, which is not in the directory: it cannot be imported"
         )
     for path in sorted([*directory.glob("*.safetensors"), *directory.glob("*.json")]):
-        if not path.is_file():  # of a pipe nobody may ever read anything
+        if not path.is_file():  # reading a pipe could wait forever
             raise UserError(f"{path} is not a regular file: it cannot be imported")
         if path.resolve().parent not in _homes(directory):
             raise UserError(
@@ -152,16 +154,17 @@ def _refuse_files_of_another_model(directory: Path) -> None:
 def _homes(directory: Path) -> tuple[Path, ...]:
     """Return where the files of a model may lie: its directory, and the blobs of the hub's cache.
 
-    The cache has models--NAME/snapshots/COMMIT/FILE as links into models--NAME/blobs.
+    The cache holds models--NAME/snapshots/COMMIT/FILE, links into models--NAME/blobs.
     """
-    whole = directory.resolve()
-    return (whole, whole.parents[1] / "blobs") if whole.parent.name == "snapshots" else (whole,)
+    real = directory.resolve()
+    return (real, real.parents[1] / "blobs") if real.parent.name == "snapshots" else (real,)
 
 
 def _load(directory: Path, config: Any, stored: dict[str, _Stored]) -> tuple[Any, Any]:
-    """Return the model in float32, and what transformers says of the tensors that it found."""
+    """Return the model in float32, and transformers' report on the tensors in its files."""
     from transformers import AutoModelForCausalLM
 
+    # Before any memory is taken: config.json may ask for terabytes.
     _refuse_oversized(config, stored)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         str(directory),
@@ -177,8 +180,8 @@ def _load(directory: Path, config: Any, stored: dict[str, _Stored]) -> tuple[Any
 
 def _refuse_other_tensors(directory: Path, info: Any) -> None:
     """Refuse tensors of another shape, and tensors without a place in the model."""
-    for name, there, expected in sorted(info["mismatched_keys"]):
-        shapes = f"the shape {tuple(there)}, and its config.json makes it {tuple(expected)}"
+    for name, stored_shape, expected in sorted(info["mismatched_keys"]):
+        shapes = f"the shape {tuple(stored_shape)}, and its config.json makes it {tuple(expected)}"
         raise UserError(f"{directory}: {name} has {shapes}")
     if strange := sorted(info["unexpected_keys"]):
         raise UserError(
@@ -189,8 +192,10 @@ def _refuse_other_tensors(directory: Path, info: Any) -> None:
 
 def _section(directory: Path, config: Any, model_class: ModelClass) -> dict[str, Any]:
     """Return the section `model` of the configuration, and `max_positions` of learned positions."""
-    named = {ours: getattr(config, theirs, None) for ours, theirs in model_class.settings.items()}
-    section: dict[str, Any] = {"position_embedding": model_class.positions, **named}
+    class_settings = {
+        ours: getattr(config, theirs, None) for ours, theirs in model_class.settings.items()
+    }
+    section: dict[str, Any] = {"position_embedding": model_class.positions, **class_settings}
     section |= {**model_class.parts, "logit_softcap": None}
     section.setdefault("num_query_groups", section["num_attention_heads"])
     hidden = section["hidden_size"]
@@ -243,7 +248,7 @@ def _streams(
 
 
 def _stored_tensors(directory: Path) -> dict[str, _Stored]:
-    """Return what the safetensors files that transformers will load hold, by name."""
+    """Return the tensors in the safetensors files that transformers will load, by name."""
     stored: dict[str, _Stored] = {}
     whole = directory / "model.safetensors"
     for path in [whole] if whole.exists() else sorted(directory.glob("model-*.safetensors")):
@@ -257,45 +262,47 @@ def _stored_tensors(directory: Path) -> dict[str, _Stored]:
 
 
 def _refuse_oversized(config: Any, stored: dict[str, _Stored]) -> None:
-    """Refuse, before memory is taken for it, a model far larger than what its files hold."""
+    """Refuse a model far larger than its files, before memory is taken for it."""
     from transformers import AutoModelForCausalLM
 
     if not stored:
-        return  # transformers says that there is no file
+        return  # transformers reports the missing file
     if (layers := config.num_hidden_layers) > 16 * len(stored):
         raise ValueError(
             f"config.json tells of {layers} layers, and the files have {len(stored)} tensors"
         )
     with torch.device("meta"):
-        wanted = sum(
+        needed = sum(
             weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters()
         )
-    if wanted > 16 * (there := sum(one.elements for one in stored.values())):
-        raise ValueError(f"config.json makes {wanted:,} parameters, and the files have {there:,}")
+    if needed > 16 * (held := sum(tensor.elements for tensor in stored.values())):
+        raise ValueError(f"config.json makes {needed:,} parameters, and the files have {held:,}")
 
 
 def _stored_type(directory: Path, stored: dict[str, _Stored]) -> torch.dtype:
-    """Return bf16 if every tensor is stored in bf16, else fp32. Refuses other types of weights."""
-    for name, one in stored.items():
-        kind = one.kind
+    """Return bf16 if every tensor is stored in bf16, else fp32; refuse other types of weights."""
+    for name, tensor in stored.items():
+        kind = tensor.kind
         if name.endswith(".weight") and kind not in ("F32", "BF16", "F16"):
             raise UserError(
                 f"{directory}: {name} is of type {kind}; only fp32, bf16 and fp16 can be imported"
             )
-    return torch.bfloat16 if {one.kind for one in stored.values()} == {"BF16"} else torch.float32
+    return (
+        torch.bfloat16 if {tensor.kind for tensor in stored.values()} == {"BF16"} else torch.float32
+    )
 
 
 def orthonormalised(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Return the nearest rows that are orthogonal and of one length within each head.
 
-    With W = U S Vᵀ of a head these are mean(S) U Vᵀ.
+    They are mean(S) U Vᵀ for a head with W = U S Vᵀ.
 
     Args:
-        rows: of queries or keys, `[heads * head_dim, hidden]`.
-        head_dim: width of a head, at most `hidden`.
+        rows: Rows of queries or keys, `[heads * head_dim, hidden]`.
+        head_dim: Width of a head, at most `hidden`.
 
     Returns:
-        The same shape, float32; computed in float64.
+        Rows of the same shape, float32; computed in float64.
     """
     left, sizes, right = torch.linalg.svd(
         rows.double().unflatten(0, (-1, head_dim)), full_matrices=False
@@ -314,14 +321,9 @@ def import_model(
     """Write initial weights and a configuration from a model of transformers.
 
     Args:
-        directory: of the model.
-        out: directory to make.
-        config_name: the configuration is this one except for the model.
+        config_name: Configuration of everything but the model.
         overrides: section.key=value; the variant is `pretrained` unless they set another.
-        orthonormal: W_Q and W_K of each head are `orthonormalised`.
-
-    Returns:
-        The configuration.
+        orthonormal: Whether W_Q and W_K of each head are `orthonormalised`.
 
     Raises:
         UserError: `out` exists, this program does not train the directory's model, or the
@@ -332,21 +334,23 @@ def import_model(
     if orthonormal:
         source = _with_orthonormal_rows(source)
     weights = [Weight(name, tuple(w.shape), w.clone) for name, w in source.weights.items()]
-    with made_beside(out) as made:
+    with made_beside(out) as new_directory:
         rows = {
             name: source.weights[name].split(source.section["head_dim"])
             for name in source.bank_names
         }
         model = json.dumps(source.section)
         heads = json.dumps(
-            {name: [head_digest(head) for head in own] for name, own in rows.items()}
+            {name: [head_digest(head) for head in head_rows] for name, head_rows in rows.items()}
         )
         stated = {"format": FORMAT, "model": model, "heads": heads}
-        write_weights(made / WEIGHTS, weights, source.dtype, stated)
+        write_weights(new_directory / WEIGHTS, weights, source.dtype, stated)
         # The configuration is checked with the file's present path, and written with its final one.
-        values = load_config(config_name, _overrides(source, made / WEIGHTS, overrides)).as_dict()
+        values = load_config(
+            config_name, _overrides(source, new_directory / WEIGHTS, overrides)
+        ).as_dict()
         values["model"]["initial_weights"] = str(out / WEIGHTS)
-        write_text_atomically(made / CONFIG, dump_yaml(values))
+        write_text_atomically(new_directory / CONFIG, dump_yaml(values))
     return load_config(str(out / CONFIG))
 
 
@@ -368,8 +372,11 @@ def _with_orthonormal_rows(source: SourceModel) -> SourceModel:
 
 def _overrides(source: SourceModel, weights: Path, overrides: list[str]) -> list[str]:
     sizes = {key: value for key, value in source.section.items() if key != "max_positions"}
-    own = [override_text(f"model.{key}", value) for key, value in sizes.items()]
-    own += [override_text("model.initial_weights", str(weights)), "attention.variant=pretrained"]
+    settings = [override_text(f"model.{key}", value) for key, value in sizes.items()]
+    settings += [
+        override_text("model.initial_weights", str(weights)),
+        "attention.variant=pretrained",
+    ]
     if "max_positions" in source.section:
-        own.append(f"data.sequence_length={source.section['max_positions']}")
-    return [*own, *overrides]
+        settings.append(f"data.sequence_length={source.section['max_positions']}")
+    return [*settings, *overrides]

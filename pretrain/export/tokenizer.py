@@ -23,7 +23,7 @@ from pretrain.runs.directory import write_json
 
 _SPACE = "\u2581"
 _NEVER = -1e6
-"""Score of pieces that no text is encoded to: with 0.0 they would be the best of all."""
+"""Score of pieces that no text is encoded to; with 0.0 they would win over all others."""
 _COMPARED_TOKENS = 200_000
 
 
@@ -31,9 +31,7 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
     """Write tokenizer.json and tokenizer_config.json.
 
     Args:
-        manifest: of the run's shards.
-        out: directory of the export.
-        model_max_length: longest text in tokens.
+        model_max_length: Longest text in tokens.
 
     Raises:
         UserError: tokenizer.json cannot hold a model of this kind.
@@ -74,8 +72,7 @@ def converted(proto: Any, path: Path) -> Any:
     """Return a SentencePiece model as a `tokenizers.Tokenizer`.
 
     Args:
-        proto: the model.
-        path: its file, for the error.
+        path: File of the model, for the error.
 
     Raises:
         UserError: the model is neither BPE nor unigram.
@@ -151,11 +148,10 @@ def _bpe(proto: Any) -> Any:
 class TokenizerAgreement:
     """The exported tokenizer compared with the run's own, on held-out documents.
 
-    Attributes:
-        documents: number of documents.
-        tokens: in all of them.
-        different_ids: number of documents to which the two give different ids.
-        different_texts: number of documents whose ids the two decode to different texts.
+    documents: Number of documents.
+    tokens: Number of tokens in all documents.
+    different_ids: Number of documents to which the two tokenizers give different ids.
+    different_texts: Number of documents whose ids the two decode to different texts.
     """
 
     documents: int
@@ -172,9 +168,7 @@ def compare_tokenizers(
     If ids differ, the run's SentencePiece model is copied into the export.
 
     Args:
-        manifests: of the run's shards.
-        out: the export.
-        custom: the export has code of its own, to be trusted.
+        custom: Whether the export has code of its own, which is then trusted.
 
     Raises:
         DataError: a shard cannot be read.
@@ -182,18 +176,18 @@ def compare_tokenizers(
     from transformers import AutoTokenizer
 
     manifest = manifests[0]
-    own = open_tokenizer(manifest.tokenizer_path)
-    # As a user would: it also looks at the model's class and its code.
+    run_tokenizer = open_tokenizer(manifest.tokenizer_path)
+    # As a user would: transformers also looks at the model's class and its code.
     exported = AutoTokenizer.from_pretrained(
         str(out), trust_remote_code=custom, local_files_only=True
     )
     documents = tokens = different_ids = different_texts = 0
     for text in _held_out_texts(manifests):
-        ids = own.encode([text])[0].tolist()
+        ids = run_tokenizer.encode([text])[0].tolist()
         documents = documents + 1
         tokens = tokens + len(ids)
         different_ids += exported(text, add_special_tokens=False)["input_ids"] != ids
-        different_texts += exported.decode(ids) != own.decode(ids)
+        different_texts += exported.decode(ids) != run_tokenizer.decode(ids)
         if tokens >= _COMPARED_TOKENS:
             break
     if different_ids and manifest.tokenizer.model_type != HUGGING_FACE:

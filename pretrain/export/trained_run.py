@@ -36,11 +36,8 @@ class TrainedRun:
     """A run that has a checkpoint, finished or not.
 
     Attributes:
-        path: directory of the run.
-        config: its configuration.
-        checkpoint: directory of the checkpoint.
-        frozen_bank: recipe and digests of the bank, as the checkpoint states them.
-        blend: its data.
+        checkpoint: Directory of the checkpoint.
+        frozen_bank: Recipe and digests of the bank, as the checkpoint states them.
     """
 
     path: Path
@@ -72,12 +69,11 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
     """Open a run at one of its checkpoints.
 
     Args:
-        path: directory of the run.
-        step: of the checkpoint; None: the newest one.
+        step: Step of the checkpoint; None: the newest one.
 
     Raises:
-        UserError: no run, no such complete checkpoint, a damaged one, or one of another model than
-            config.yaml describes.
+        UserError: there is no run or no such complete checkpoint, the checkpoint is damaged, or
+            config.yaml describes another model.
         DataError: the shards that config.yaml names are missing.
     """
     run = RunDirectory(path)
@@ -97,14 +93,10 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
 
 
 def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
-    """Load a run's model in evaluation mode, in its compute dtype; its frozen bank is compared.
-
-    Args:
-        run: the opened run.
-        context: process groups of the one process.
+    """Load a run's model in evaluation mode and in its compute dtype, and check its frozen bank.
 
     Raises:
-        UserError: the bank is not the one of the training, or the weights are not of this model.
+        UserError: the bank is not that of the training, or the weights are those of another model.
     """
     model = build_model(run.config, context, run.config.phase_at(run.step).number)
     load_weights(run.checkpoint, model)
@@ -115,15 +107,15 @@ def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
 
 
 def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -> None:
-    """Check that config.yaml describes the checkpoint's model: weights do not show all of it."""
+    """Check that config.yaml describes the checkpoint's model, which weights show only in part."""
     resolved = config.as_dict()
     for key, was in keys.items():
         section, _, name = key.partition(".")
-        # Initial weights are no longer needed, but for a frozen bank, which has digests.
+        # Initial weights matter no more once training began; a frozen bank has digests of its own.
         if section not in ("model", "attention") or name == "initial_weights":
             continue
         now = resolved[section].get(name, was)
-        if name == "phases":  # a run that was extended kept their steps
+        if name == "phases":  # extending a run changes the fractions `at`, not their steps
             was = phases_without_at(without_removed(key, was))
             now = phases_without_at(now)
         if now != was:
@@ -139,14 +131,13 @@ TEMPERATURE = 0.8
 def model_texts(
     runs: Sequence[Path], prompts: Sequence[str], tokens: int
 ) -> Mapping[Path, tuple[str, ...]]:
-    """Return texts of several runs, drawn at TEMPERATURE from draws of one seed.
+    """Return texts of several runs, sampled at TEMPERATURE with one seed.
 
-    What cannot be printed is a middle dot, so that the text shows the same everywhere.
+    Characters that do not print become a middle dot, so that the text looks the same everywhere.
 
     Args:
-        runs: directories of the runs.
-        prompts: what the texts begin with.
-        tokens: after each prompt.
+        prompts: Beginnings of the texts.
+        tokens: Number of tokens after each prompt.
 
     Returns:
         {run: text after each prompt}.
@@ -159,9 +150,12 @@ def model_texts(
     with one_process() as context:
         for path in runs:
             run = open_trained_run(path)
-            named = [(f"--prompt {text!r}", text) for text in prompts]
+            prompts_by_option = [(f"--prompt {text!r}", text) for text in prompts]
             encoded = encode_prompts(
-                named, ("--sample-tokens", tokens), run.config.data.sequence_length, run.blend
+                prompts_by_option,
+                ("--sample-tokens", tokens),
+                run.config.data.sequence_length,
+                run.blend,
             )
             draws = torch.Generator(context.device).manual_seed(0)
 

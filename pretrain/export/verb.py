@@ -73,10 +73,10 @@ def import_(
     prepare_imports()
     from pretrain.export.source_model import CONFIG, WEIGHTS, import_model
 
-    made = import_model(directory, out, config, overrides or [], orthonormal=orthonormal)
+    imported = import_model(directory, out, config, overrides or [], orthonormal=orthonormal)
     typer.echo(
-        f"{out / WEIGHTS}, {out / CONFIG}: {made.model.num_layers} layers of "
-        f"{made.model.hidden_size}; train with `python -m pretrain train {out / CONFIG} "
+        f"{out / WEIGHTS}, {out / CONFIG}: {imported.model.num_layers} layers of "
+        f"{imported.model.hidden_size}; train with `python -m pretrain train {out / CONFIG} "
         "run.name=NAME data.directory=SHARDS`"
     )
 
@@ -124,9 +124,9 @@ def sample(
     Example: python -m pretrain sample demo/runs/orthogonal --prompt "Return the" --tokens 50
     """
     prompts = [*(prompt or []), *_lines(prompt_file)] or [""]
-    for each in prompts:
-        if each != each.encode(errors="replace").decode():
-            raise UserError(f"--prompt {each!r} is not UTF-8; give it in --prompt-file, in UTF-8")
+    for text in prompts:
+        if text != text.encode(errors="replace").decode():
+            raise UserError(f"--prompt {text!r} is not UTF-8; give it in --prompt-file, in UTF-8")
     if not (temperature == 0 or 1e-4 <= temperature <= 1e4):
         raise UserError(f"--temperature {temperature:g} must be 0 or from 0.0001 to 10000")
     if not 0 <= top_p <= 1:  # NaN passes typer's limits
@@ -142,10 +142,10 @@ def sample(
 
     sampler = Sampler(directory, trust_code or directory != path)
     sampling = Sampling(tokens, 0.0 if greedy else temperature, top_p, seed)
-    for number, each in enumerate(prompts):
+    for number, text in enumerate(prompts):
         if number:
             typer.echo()
-        sampler.write(each, sampling)
+        sampler.write(text, sampling)
 
 
 def _lines(file: Path | None) -> list[str]:

@@ -20,12 +20,11 @@ _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of an export, computed when it is written.
+    """A tensor of an export, computed when the file is written.
 
     Attributes:
-        name: in the file.
-        shape: of the tensor.
-        make: returns the tensor, of any floating type.
+        name: Name in the file.
+        make: Returns the tensor, of any floating type.
     """
 
     name: str
@@ -42,13 +41,10 @@ def write_weights(
     """Write all weights in one type.
 
     Args:
-        path: file to write.
-        weights: in the order of the file.
-        dtype: of the file.
-        metadata: further entries of the header; None: the entry that transformers looks for.
+        metadata: Further entries of the header; None: the entry that transformers looks for.
 
     Returns:
-        The bytes of their elements.
+        The bytes of the elements.
     """
     sizes = [math.prod(weight.shape) * dtype.itemsize for weight in weights]
     tensors = [

@@ -1,7 +1,6 @@
 """Command line for the job scripts in slurm/, not for people: `python -m pretrain.job VERB`.
 
-The answer is one line of words on stdout; what people should read goes to stderr, which is the
-job's log.
+The answer is one line of words on stdout; text for people goes to stderr, which is the job's log.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class _Problem(TypedDict):
 
 
 class _Verdict(TypedDict):
-    """What is read of the doctor's report."""
+    """The parts of the doctor's report that are read."""
 
     problems: list[_Problem]
     bad_nodes: list[str]
@@ -61,10 +60,10 @@ def begin_training(
     ranks_per_node: RanksPerNode = 1,
     max_stalled: MaxStalled = 3,
 ) -> None:
-    """Refuse what can be refused before ranks start.
+    """Refuse what can be refused before the ranks start.
 
-    Answer: `finished`, or `run NODES RANKS_PER_NODE RUN LOGS` with as many of the ranks as the run
-    can use.
+    Answer: `finished`, or `run NODES RANKS_PER_NODE RUN LOGS` with as many ranks as the run can
+    use.
     """
     from pretrain.config.load import load_config
     from pretrain.data.open import check_inputs
@@ -169,7 +168,7 @@ def after_doctor(
 
 
 def _trained_steps(run: Path) -> int:
-    """Return the steps of a finished run, else 0."""
+    """Return the steps of a finished run, 0 for any other."""
     directory = RunDirectory(run)
     return int(read_facts(directory.summary)["step"]) if directory.is_finished() else 0
 

@@ -1,10 +1,10 @@
 """Kinds of Slurm job: a training run, or a task of a tokenize array.
 
 Both have a directory, a `title` for logs, a directory for the `records` and logs of segments, and
-three things to ask: `start` forgets how the segment before ended, so that this one's end is not
-taken from it; `reached` is a number that grows when a restart would not begin where the last one
-began (the newest complete checkpoint's step, or the number of finished units); `outcome` is
-FINISHED, CONTINUE, STOPPED or CRASHED, after the processes ended with an exit code.
+three methods: `start` forgets the end of the segment before, so that it does not pass for the end
+of this one; `reached` is a number that grows when a restart would begin later than the last one did
+(the newest complete checkpoint's step, or the number of finished units); `outcome` is FINISHED,
+CONTINUE, STOPPED or CRASHED, after the processes ended with an exit code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CRASHED = "crashed"
 
 @dataclass(frozen=True)
 class Training:
-    """A training run; its directory says how it ended, which outranks the exit code."""
+    """A training run; the state in its directory outranks the exit code."""
 
     directory: Path
 
@@ -50,9 +50,9 @@ class Training:
 
 @dataclass(frozen=True)
 class Tokenizing:
-    """Task `index` of `count` that fill a shard directory.
+    """Task `index` of `count` tasks that fill a shard directory.
 
-    It may be ended at any time and loses one work item.
+    It may be ended at any time and loses at most one work item.
     """
 
     directory: Path
@@ -69,7 +69,7 @@ class Tokenizing:
         return self.directory.with_name(f"{self.directory.name}-slurm") / f"task_{self.index:04d}"
 
     def start(self) -> None:
-        """Do nothing: the only state of a task is which units are there."""
+        """Do nothing: the finished units are the only state of a task."""
 
     def reached(self) -> int:
         try:
@@ -86,12 +86,7 @@ JobKind: TypeAlias = Training | Tokenizing
 
 
 def errors_in(logs: Path, most: int = 5) -> list[str]:
-    """Return the first sentences that ranks ended with, each once, with the log they stand in.
-
-    Args:
-        logs: directory of the ranks' logs.
-        most: number of sentences.
-    """
+    """Return the first `most` sentences that ranks ended with, each once, with the log of each."""
     sentences: dict[str, str] = {}
     for path in sorted(logs.glob("*.log")):
         for line in error_lines(path.read_text(errors="replace").splitlines()):

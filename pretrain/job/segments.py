@@ -1,9 +1,9 @@
-"""Segments of a Slurm job so far, and the decision whether it continues: from files on disk alone.
+"""Segments of a Slurm job, and the decision whether the job continues, from files on disk alone.
 
 A job that needs longer than Slurm gives it runs in segments: the same job, requeued. Every segment
 writes its beginning and its end into RUN/slurm/segments.jsonl (or
-SHARDS-slurm/task_I/segments.jsonl), so a segment whose node died without a word is known too, by
-its missing end. `job_kinds` says what a job works at and how far the work is.
+SHARDS-slurm/task_I/segments.jsonl). A segment whose node died without a word is known by its
+missing end. `job_kinds` says what a job works at and how far the work is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RUNNING_JOB = "RUNNING"
 class _Record(TypedDict):
     """A line of segments.jsonl.
 
-    `progress` is of a beginning or an end, `preempted` of an end, `excluded` of nodes left out.
+    Beginnings and ends have `progress`, ends have `preempted`, exclusions have `excluded`.
     """
 
     event: Literal["begin", "end", "exclude"]
@@ -78,13 +78,13 @@ class Ending:
     """The end of a segment's processes, and Slurm's state of the job at that moment.
 
     Attributes:
-        exit_code: of the processes.
-        job_state: of `scontrol show job`; anything but RUNNING means that Slurm or a person has
+        exit_code: Exit code of the processes.
+        job_state: State in `scontrol show job`; any but RUNNING means that Slurm or a person has
             decided.
-        preempted: the job is being preempted.
-        asked: the script was asked to continue later (SIGUSR1): what has no state file was ended by
-            it.
-        refused: what all ranks refused; they would again.
+        preempted: Whether the job is being preempted.
+        asked: Whether the script was asked to continue later (SIGUSR1), which ends a job that
+            writes no state file.
+        refused: Sentence with which all ranks refused, as they would again.
     """
 
     exit_code: int
@@ -100,7 +100,7 @@ class Decision:
 
     Attributes:
         action: FINISHED, REQUEUE or STOP.
-        reason: for the job's log.
+        reason: Sentence for the job's log.
     """
 
     action: str
@@ -108,7 +108,7 @@ class Decision:
 
 
 class Segments:
-    """The record of a work's segments."""
+    """The record of a job's segments."""
 
     def __init__(self, work: JobKind) -> None:
         self.work = work
@@ -118,16 +118,15 @@ class Segments:
         """Record a segment's beginning.
 
         Args:
-            job: this job.
-            max_stalled: segments in a row that may make no progress.
-            ranks: on how many the work continues; None: it has no ranks.
+            max_stalled: Most segments in a row that may make no progress.
+            ranks: Number of ranks on which the work continues; None: it has no ranks.
 
         Returns:
-            The directory for the segment's logs.
+            The directory of the segment's logs.
 
         Raises:
-            UserError: `max_stalled` segments of this job in a row made no progress, or nothing can
-                be written.
+            UserError: `max_stalled` segments of this job in a row made no progress, or the record
+                cannot be written.
         """
         reached = self.work.reached()
         stalled = self.stalled(job, reached)
@@ -148,14 +147,13 @@ class Segments:
     def stalled(self, job: SlurmJob, reached: int) -> int:
         """Count the job's latest segments that began where the work still is.
 
-        Counted by beginnings, not by exit codes or Slurm's restart count: a time limit saved
-        something, a dead node wrote no end. Segments that were preempted are not the run's fault,
-        and those that found a bad node have a limit of their own. A new submission begins at 0:
-        somebody has looked at it.
+        Beginnings are counted, not exit codes or Slurm's restarts: a segment that reached its time
+        limit saved something, and a dead node wrote no end. Preempted segments are not the run's
+        fault, and segments that found a bad node have a limit of their own. A new submission begins
+        at 0, because somebody has looked at the job.
 
         Args:
-            job: this job.
-            reached: where the work is.
+            reached: Progress of the work now.
         """
         records = self._records(job)
         count = 0
@@ -175,9 +173,7 @@ class Segments:
         """Decide what becomes of the job and record it.
 
         Args:
-            job: this job.
-            ending: how the segment ended.
-            max_stalled: segments in a row that may make no progress.
+            max_stalled: Most segments in a row that may make no progress.
 
         Raises:
             UserError: the record cannot be written.
@@ -188,8 +184,8 @@ class Segments:
             "preempted": ending.preempted,
             "progress": self.work.reached(),
         }
-        made = {"decision": decision.action, "reason": decision.reason}
-        self._append("end", job, {**facts, **made})
+        decided = {"decision": decision.action, "reason": decision.reason}
+        self._append("end", job, {**facts, **decided})
         return decision
 
     def _decide(self, job: SlurmJob, ending: Ending, max_stalled: int) -> Decision:
@@ -223,13 +219,7 @@ class Segments:
         )
 
     def crash_loop(self, stalled: int, reached: int, see: str) -> str:
-        """Return the sentence of the guard against crash loops.
-
-        Args:
-            stalled: segments in a row without progress.
-            reached: where the work is.
-            see: where to look for the reason.
-        """
+        """Return the sentence of the guard against crash loops; `see` names where the reason is."""
         return (
             f"crash loop: {stalled} segments in a row made no progress (all began at {reached}); "
             f"see {see} and {self.path.parent}, then submit again"
@@ -239,27 +229,26 @@ class Segments:
         """Return the nodes that the job leaves out from now on.
 
         Args:
-            job: this job.
-            nodes: that failed the preflight.
-            already: left out before, by sbatch or by an earlier segment.
-            most: nodes that may be left out beyond those that sbatch did.
+            nodes: Nodes that failed the preflight.
+            already: Nodes left out before, by sbatch or by an earlier segment.
+            most: Most nodes that may be left out beyond those of sbatch.
 
         Raises:
-            UserError: that would be more than `most`, or the record cannot be written.
+            UserError: more than `most` nodes would be left out, or the record cannot be written.
         """
-        before = {node for record in self._records(job) for node in record.get("excluded", [])}
-        new = sorted(before | set(nodes))
-        if len(new) > most:
+        excluded = {node for record in self._records(job) for node in record.get("excluded", [])}
+        all_excluded = sorted(excluded | set(nodes))
+        if len(all_excluded) > most:
             raise UserError(
-                f"{len(new)} nodes failed the preflight ({', '.join(new)}), "
+                f"{len(all_excluded)} nodes failed the preflight ({', '.join(all_excluded)}), "
                 f"ORA_MAX_EXCLUDED_NODES={most} are allowed; "
                 f"see {self.path.parent}, fix them or raise the number, then submit again"
             )
         self._append("exclude", job, {"excluded": sorted(set(nodes))})
-        return sorted(set(already) | set(new))
+        return sorted(set(already) | set(all_excluded))
 
     def _records(self, job: SlurmJob) -> list[dict[str, Any]]:
-        """Return the records of this submission in order, but for a line torn by a dying node."""
+        """Return the records of this submission in order, without a line torn by a dying node."""
         records: list[dict[str, Any]] = []
         if not self.path.is_file():
             return records
@@ -270,7 +259,7 @@ class Segments:
                 continue
             if record["job"] == job.number:
                 if record["event"] == "begin" and record["restart"] == 0:
-                    records.clear()  # another cluster, or another life of it, gave the same number
+                    records.clear()  # another cluster, or a new life of it, used the number
                 records.append(record)
         return records
 

@@ -55,36 +55,32 @@ class Batches:
         return None
 
 
-def shape_to_use(given: Shape, batches: Batches) -> tuple[Shape, str | None]:
+def shape_to_use(available: Shape, batches: Batches) -> tuple[Shape, str | None]:
     """Return the largest part of a job's ranks that a run can use.
 
-    Of shapes with the same number of ranks, first one whose tensor-parallel ranks share a node,
-    then the one on the fewest nodes. The shape is `given` itself where nothing fits, because there
-    are fewer ranks than one copy of the model needs: `resolve` refuses that.
-
-    Args:
-        given: the job's ranks.
-        batches: sizes of the configuration.
+    Among shapes with the same number of ranks, the first choice is one whose tensor-parallel ranks
+    share a node, then the one on the fewest nodes. The shape is `available` itself where nothing
+    fits, because there are fewer ranks than one copy of the model needs: `resolve` refuses that.
 
     Returns:
-        The shape, and the sentence about what is left idle; None if all is used, or nothing fits.
+        The shape, and a sentence about idle ranks; None if all ranks are used, or nothing fits.
     """
-    reason = batches.misfit(given.ranks)
-    best = _largest_part(given, batches)
+    reason = batches.misfit(available.ranks)
+    best = _largest_part(available, batches)
     if reason is None or best is None:
-        return given, None
-    sentence = f"trains on {best} of the job's {given}: {reason}"
-    more = _largest_part(given, replace(batches, micro_batch=1)) or best
-    if more.ranks > best.ranks:
-        share = batches.global_batch * batches.tensor_parallel // more.ranks
+        return available, None
+    sentence = f"trains on {best} of the job's {available}: {reason}"
+    with_one_sample = _largest_part(available, replace(batches, micro_batch=1)) or best
+    if with_one_sample.ranks > best.ranks:
+        share = batches.global_batch * batches.tensor_parallel // with_one_sample.ranks
         size = max(n for n in range(1, batches.micro_batch + 1) if share % n == 0)
-        sentence += f"; with data.micro_batch_size={size} it would on {more}"
+        sentence += f"; with data.micro_batch_size={size} it would on {with_one_sample}"
     return best, sentence
 
 
-def _largest_part(given: Shape, batches: Batches) -> Shape | None:
-    """Return the best possible part of a job's ranks, as `shape_to_use` ranks them; or None."""
-    parts = product(range(1, given.nodes + 1), range(1, given.ranks_per_node + 1))
+def _largest_part(available: Shape, batches: Batches) -> Shape | None:
+    """Return the best possible part of a job's ranks, as `shape_to_use` ranks them, or None."""
+    parts = product(range(1, available.nodes + 1), range(1, available.ranks_per_node + 1))
     possible = [shape for shape in starmap(Shape, parts) if batches.misfit(shape.ranks) is None]
     return max(
         possible,

@@ -30,9 +30,8 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
     """Build this rank's shard of the model, initialised, on its device, in the compute dtype.
 
     Args:
-        config: of the run.
-        context: process groups and device of this rank.
-        phase: of a run in which other weights train later (see `config.schedule`).
+        phase: number of the phase, of a run in which other weights train later (see
+            `config.schedule`).
     """
     recipe, policy = config.recipe, config.policy
     transformer = transformer_config(config)
@@ -71,12 +70,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
 
 
 def flash_documents(config: Config, device: torch.device) -> bool:
-    """Return whether separate documents are attended without a mask.
-
-    Args:
-        config: of the run.
-        device: of the model.
-    """
+    """Return whether separate documents are attended without a mask."""
     kernel = device.type == "cpu" or config.precision.dtype == "bf16"
     return (
         config.performance.document_attention == "flash"
@@ -89,8 +83,7 @@ def compile_layers(model: GPT, backend: str) -> None:
     """Run the layers of `model`, and its loss, compiled from now on.
 
     Args:
-        model: the model.
-        backend: of torch.compile; `inductor` makes kernels, `aot_eager` runs the graphs with
+        backend: torch.compile's backend: `inductor` makes kernels, `aot_eager` runs the graphs with
             torch's own.
 
     Raises:
@@ -160,7 +153,6 @@ def token_losses(
     """Return the cross-entropy of every next-token prediction.
 
     Args:
-        model: the model.
         tokens: `[batch, sequence_length + 1]` int64 on the model's device.
         boundary: the end-of-document id, if documents stand alone (see `packing`); None: packed as
             one text.
@@ -184,8 +176,8 @@ def take_squared_normalisers(
     """Return the sum of (log Σ exp logits)² over the predictions of the last losses that count.
 
     Args:
-        model: whose losses had gradients.
-        tokens: of these losses, `[batch, sequence_length + 1]`.
+        model: the model whose losses were taken last, with gradients.
+        tokens: ids of these losses, `[batch, sequence_length + 1]`.
         boundary: the end-of-document id, if documents stand alone; None: packed as one text.
 
     Returns:
@@ -207,7 +199,6 @@ def logits_at(
     """Return logits `[batch, vocabulary/tp]` of the token after one position of each row.
 
     Args:
-        model: the model.
         inputs: `[batch, seq]` int64 on the model's device; nothing after the position has any
             effect.
         at: `[batch]` int64, the positions.

@@ -1,15 +1,15 @@
-"""Documents inside a sample: where each begins, what it sees, which predictions count.
+"""Documents inside a sample: their positions, their attention, and the predictions that count.
 
 GPT-2 style packing (the default) ignores the boundaries: a sample is one text in which the
-end-of-document id is a token like any other. With data.reset_at_document_end every document stands
-alone: positions restart at 0, attention does not reach back into the documents before, and the one
-prediction that would have to guess how an unrelated document begins, the one made at the
-end-of-document id, is left out of the loss.
+end-of-document id is an ordinary token. With data.reset_at_document_end every document stands
+alone: positions restart at 0, attention does not reach back into earlier documents, and the
+prediction made at the end-of-document id, which would have to guess the start of an unrelated
+document, is left out of the loss.
 
 Rotary embeddings need no restart. They enter attention only through the difference of two
-positions, and both are in the same document. So megatron-core's GPTModel, which counts rotary
-positions from the sample's start whatever position ids it is given, makes the same scores up to
-rounding. Learned positions do need it.
+positions in the same document. So megatron-core's GPTModel, which counts rotary positions from the
+sample's start whatever position ids it gets, computes the same scores up to rounding. Learned
+positions need the restart.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from megatron_patches.engine.documents import Documents
 class DocumentLayout:
     """The layout of a packed batch of inputs when documents stand alone.
 
-    positions: `[batch, seq]` int64, from 0 in each document (a sample may begin inside one).
-    documents: which tokens belong together, for the attention.
-    counted: `[batch, seq]` bool, False where the input is the end-of-document id.
+    Attributes:
+        positions: `[batch, seq]` int64, from 0 in each document (a sample may begin inside one).
+        documents: Grouping of the tokens into documents, for the attention.
+        counted: `[batch, seq]` bool, False where the input is the end-of-document id.
     """
 
     positions: torch.Tensor
@@ -42,7 +43,7 @@ def document_layout(inputs: torch.Tensor, eod_id: int) -> DocumentLayout:
 
     Args:
         inputs: `[batch, seq]` ids.
-        eod_id: the end-of-document id.
+        eod_id: The end-of-document id.
     """
     ends = inputs == eod_id
     index = torch.arange(inputs.size(1), device=inputs.device)
@@ -53,13 +54,11 @@ def document_layout(inputs: torch.Tensor, eod_id: int) -> DocumentLayout:
 
 
 def count_predictions(tokens: torch.Tensor, eod_id: int | None) -> int:
-    """Count the predictions of `[..., seq + 1]` ids that are trained on.
-
-    Without `eod_id` all are.
+    """Count the predictions that are trained on.
 
     Args:
         tokens: `[…, seq + 1]` ids.
-        eod_id: if documents stand alone; None: every prediction counts.
+        eod_id: The end-of-document id if documents stand alone; None: every prediction counts.
     """
     inputs = tokens[..., :-1]
     return inputs.numel() if eod_id is None else int((inputs != eod_id).sum())

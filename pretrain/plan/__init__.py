@@ -2,7 +2,7 @@
 
 workload     a micro batch of a rank; memory and time read only this
 products     FLOPs of a token that hardware executes, recomputation included
-activations  what autograd keeps for backward, a number a part
+activations  what autograd keeps for backward, one number per part
 horizon      tokens, batch and rate by published rules
 memory       states of DeepSpeed at each ZeRO stage, exact; all memory by kind, and the peak
 cards        GPUs by name or from a user's file

@@ -1,17 +1,17 @@
-"""Activations that autograd keeps between forward and backward on one rank: a number a part.
+"""Activations that autograd keeps between forward and backward on one rank, one number per part.
 
-Weights and logits are not among them. With T tokens of a micro batch on a rank, T' of them outside
-of attention and MLP (T divided by the tensor-parallel ranks under sequence parallelism), n
+Weights and logits are left out. With T tokens of a micro batch on a rank, T' of them outside of
+attention and MLP (T divided by the tensor-parallel ranks under sequence parallelism), n
 tensor-parallel ranks, e bytes an element, m bytes of a dropout mask (1, or 0 without dropout):
 
     attention   T' d (2 e + m)  +  T e (2 H + 2 G) h / n  +  T e (rows of the adapters)
     MLP         T' d (2 e + m)  +  T e (outputs of its first and inputs of its second product) / n
     outside     T' d (2 e + m)
 
-Each part keeps the residual stream and its norm; attention keeps queries, keys, values and context
-vectors, once more queries and keys where they are normalised, and a mask where documents are apart;
-an adapter keeps a copy of what it corrects. A synthesizer has probabilities in the place of queries
-and keys.
+Each part keeps the residual stream and its norm. Attention keeps queries, keys, values and context
+vectors, queries and keys once more where they are normalised, and a mask where documents are kept
+apart. An adapter keeps a copy of what it corrects. A synthesizer keeps probabilities in place of
+queries and keys.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pretrain.plan.workload import FP32, Workload
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of one rank, before any are recomputed.
+    """Bytes on one rank, before any are recomputed.
 
     Attributes:
-        attention, mlp: of all layers.
-        outside: of embeddings and last norm.
-        inputs: of all layers' inputs, which are all that is kept of what is recomputed.
-        query_key: of attention, the queries and keys that `recompute=query_key` makes again.
+        attention, mlp: Of all layers.
+        outside: Of the embeddings and the last norm.
+        inputs: Of all layers' inputs, which alone are kept of recomputed layers.
+        query_key: Of attention, the queries and keys that `recompute=query_key` makes again.
     """
 
     attention: int
@@ -50,7 +50,7 @@ class Activations:
         return self.outside + layers[recompute]
 
     def made_again(self, recompute: str) -> int:
-        """Return the bytes that backward makes again of all layers."""
+        """Return the bytes of all layers that backward makes again."""
         layers = {
             "none": 0,
             "query_key": self.query_key,
@@ -61,15 +61,11 @@ class Activations:
 
 
 def activations_of(work: Workload, rank: int) -> Activations:
-    """Return what autograd keeps.
-
-    Args:
-        work: of the rank.
-        rank: of tensor parallelism.
-    """
+    """Return what autograd keeps on a rank of tensor parallelism."""
     shape, element, layers = work.shape, work.element, work.shape.num_layers
     size = work.tensor_parallel_size
     inputs = work.tokens_between * shape.hidden_size * element
+    # A mask of dropout has one byte an element.
     around = 2 * inputs + (work.tokens_between * shape.hidden_size if work.dropout else 0)
     adapters = inside_mlp = 0
     for tensor in work.tensors():
@@ -97,7 +93,7 @@ def activations_of(work: Workload, rank: int) -> Activations:
 def _probabilities(work: Workload) -> int:
     """Return the bytes of a synthesizer's probabilities in one layer.
 
-    They are the same for every sample, unless a mask or dropout makes them differ.
+    All samples share them, unless a mask or dropout makes them differ.
     """
     heads = work.shape.num_attention_heads // work.tensor_parallel_size
     square = heads * work.shape.sequence_length**2

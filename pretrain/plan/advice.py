@@ -1,4 +1,4 @@
-"""Advice: what fits a card, which switch brings how much, which numbers of GPUs go."""
+"""Advice: what fits a card, how much each switch saves, which numbers of GPUs are possible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pretrain.plan.workload import workload_of
 
 @dataclass(frozen=True)
 class Change:
-    """Settings to change together, and the peak in bytes with them."""
+    """Settings to change together, and the peak in bytes after the change."""
 
     settings: tuple[str, ...]
     peak_bytes: int
@@ -31,9 +31,9 @@ class Fit:
     """The largest micro batch that fits, and changes that make a run fit.
 
     Attributes:
-        memory_bytes, peak_bytes: of the card, and of the rank that needs most.
-        largest_micro_batch_size: the largest that fits and divides the ranks' share; None: none.
-        changes: where it does not fit, single changes and what each brings, the gentlest first.
+        memory_bytes, peak_bytes: Of the card, and of the rank that needs most.
+        largest_micro_batch_size: Largest that fits and divides the ranks' share; None: none fits.
+        changes: Changes that lower the peak of a run that does not fit, the gentlest first.
     """
 
     memory_bytes: int
@@ -51,9 +51,7 @@ class Fit:
 def fit_of(resolved: Resolved, memory: int) -> Fit:
     """Return what fits a card with `memory` bytes.
 
-    Args:
-        resolved: a configuration that fits its ranks.
-        memory: bytes of the card.
+    memory: Bytes of the card.
     """
     peak = _peak(resolved)
     largest, at_largest = _largest_micro_batch(resolved, memory)
@@ -72,7 +70,7 @@ def _peak(resolved: Resolved) -> int:
 
 
 def _largest_micro_batch(resolved: Resolved, memory: int) -> tuple[int | None, int | None]:
-    """Return (size, peak); memory only grows, so the divisors are searched by halves."""
+    """Return (size, peak) of the largest that fits, found by bisection: memory grows with size."""
     work = workload_of(resolved)
     sizes = divisors(resolved.config.data.global_batch_size // resolved.layout.data_parallel_size)
 
@@ -91,11 +89,11 @@ def _changes(
         try:
             changed = resolve(_changed(resolved.config, settings), resolved.layout.world_size)
         except (UserError, MethodError):
-            continue  # this run cannot have it
+            continue  # the change contradicts this run's other settings
         peak = _peak(changed)
         if peak < now:
-            named = tuple(override_text(key, value) for key, value in settings.items())
-            yield Change(named, peak, peak <= memory)
+            setting_words = tuple(override_text(key, value) for key, value in settings.items())
+            yield Change(setting_words, peak, peak <= memory)
 
 
 def _candidates(resolved: Resolved, micro_batch: int | None) -> Iterator[dict[str, Any]]:
@@ -132,35 +130,34 @@ def _changed(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def divisors(number: int) -> list[int]:
-    """Return all divisors in rising order."""
+    """Return all divisors in ascending order."""
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
 def nearest_counts(config: Config, world_size: int) -> str:
-    """Return the end of a refusal: numbers of GPUs that divide the batch; "" if it does.
-
-    Args:
-        config: batch sizes and tensor parallelism.
-        world_size: the number that was asked for.
-    """
+    """Return the end of a refusal: possible numbers of GPUs; "" if `world_size` is one of them."""
     size = config.parallel.tensor_model_parallel_size
     passes = config.data.global_batch_size // config.data.micro_batch_size
     counts = [size * ranks for ranks in divisors(passes)]
     if world_size in counts:
         return ""
     least = [size * ranks for ranks in divisors(config.data.global_batch_size)]
-    others = [count for count in _around(least, world_size) if count not in counts]
-    named = " or ".join(f"{count:,}" for count in _around(counts, world_size))
-    more = (
-        f", with data.micro_batch_size=1 also {' or '.join(f'{n:,}' for n in others)}"
-        if others
+    further = [count for count in _around(least, world_size) if count not in counts]
+    nearest = " or ".join(f"{count:,}" for count in _around(counts, world_size))
+    single_sample_text = (
+        f", with data.micro_batch_size=1 also {' or '.join(f'{n:,}' for n in further)}"
+        if further
         else ""
     )
-    return f" (the nearest numbers of GPUs that go: {named}{more})"
+    return f" (the nearest numbers of GPUs that go: {nearest}{single_sample_text})"
 
 
 def _around(counts: Sequence[int], count: int) -> list[int]:
-    """Return the next lower and the next higher, or itself."""
-    below = [known for known in counts if known <= count][-1:]
-    return below if below == [count] else below + [known for known in counts if known > count][:1]
+    """Return the next lower and the next higher count, or the count itself."""
+    below = [possible for possible in counts if possible <= count][-1:]
+    return (
+        below
+        if below == [count]
+        else below + [possible for possible in counts if possible > count][:1]
+    )

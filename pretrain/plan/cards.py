@@ -1,6 +1,6 @@
 """The cards: memory, rates that programs reach on them, and the network around them.
 
-Every number is an assumption until it is measured there.
+Every number is an assumption until somebody measures it on the card.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PEAK = dict(PEAK_BF16_TFLOPS)
 
 
 class Gpu(Section):
-    """A card, and the cluster around it. Rates are those that programs reach, not a data sheet's.
+    """A card and the cluster around it. Rates are what programs reach, not the data sheet's.
 
     A user's own card is a YAML or JSON file with these fields.
     """

@@ -2,9 +2,9 @@
 
 An estimate. Matrix products and attention run at the rates that the card reaches; what is large in
 memory (activations, logits, gradients, weights, the optimizer's states) moves at the rate of its
-memory; collectives at that of the network. Nothing overlaps but what DeepSpeed and
-`training.reduction` reduce in backward. Gaps between kernels and waits for the host are left out,
-and so is what single elementwise kernels move.
+memory; collectives move at that of the network. Only the reductions that DeepSpeed and
+`training.reduction` make in backward overlap with compute. The estimate leaves out gaps between
+kernels, waits for the host, and the traffic of single elementwise kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pretrain.plan.products import ATTENTION_ONCE, Products
 from pretrain.plan.workload import BYTES, FP32, Workload
 
 FLASH_BACKWARD = 2.5
-"""Flash attention's backward pass makes five products where forward makes two."""
+"""Flash attention's backward pass makes five products where the forward pass makes two."""
 
 BYTES_A_LOGIT = {"megatron": 52, "in_place": 20, "chunked": 50}
 COMPILED_BYTES_A_LOGIT = 6
@@ -28,8 +28,8 @@ COMPILED_BYTES_A_LOGIT = 6
 compiled: logits read twice and written once."""
 
 ACTIVATION_PASSES = 4
-"""How often a kept activation, or its gradient, is read or written: it is written and read in
-forward, read in backward, and its gradient written. What backward makes again moves twice more."""
+"""Reads and writes of a kept activation and of its gradient: forward writes and reads it, backward
+reads it and writes its gradient. What backward makes again moves twice more."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class StepSeconds:
     """Seconds of one optimizer step.
 
     Attributes:
-        compute: matrix products and attention, and the products of an update.
-        memory: traffic of activations, logits, gradients and the update.
-        communication: collectives that nothing hides.
+        compute: Matrix products and attention, and the products of an update.
+        memory: Traffic of activations, logits, gradients and the update.
+        communication: Collectives that nothing hides.
     """
 
     compute: float
@@ -55,14 +55,12 @@ class StepSeconds:
 def step_seconds(
     work: Workload, gpu: Gpu, passes: int, states: States, trainable: int
 ) -> StepSeconds:
-    """Return the step of one rank; all ranks work alike.
+    """Return the seconds of a step; all ranks work alike.
 
     Args:
-        work: of the rank.
-        gpu: the card.
-        passes: micro batches of a step.
-        states: of that rank, for what the update moves.
-        trainable: elements that train on that rank.
+        passes: Micro batches of a step.
+        states: States of the rank, for the traffic of the update.
+        trainable: Elements that train on the rank.
     """
     layout, memory_rate = work.layout, gpu.bandwidth_tb_s * 1e12
     compute = _products(work, gpu) + _attention(work, gpu)
@@ -101,10 +99,10 @@ def _attention(work: Workload, gpu: Gpu) -> float:
         return tokens * score_products(work.shape, 1.0) * products / (rate * 1e12)
     length = work.shape.sequence_length
     rate = gpu.attention_tflops * length / (length + gpu.attention_half_length)
-    if work.layout.dtype == "fp32":  # there is no flash kernel for it
+    if work.layout.dtype == "fp32":  # flash attention has no fp32 kernel
         rate = min(rate, gpu.fp32_tflops / 2)
-    # A dense mask skips nothing. Documents attended one by one skip more than the causal half: by
-    # how much depends on their lengths.
+    # A dense mask skips nothing. Documents attended one by one skip more than the causal half:
+    # their lengths decide how much.
     flash = work.config.performance.document_attention == "flash" and work.layout.dtype == "bf16"
     share = 1.0 if work.masked and not flash else 0.5
     passes = 1 + FLASH_BACKWARD + forward_again
@@ -121,7 +119,7 @@ def _pass_bytes(work: Workload, trainable: int) -> int:
 
 
 def bytes_a_logit(work: Workload) -> int:
-    """Return the traffic of cross entropy, in bytes a logit."""
+    """Return the traffic of cross entropy, in bytes per logit."""
     way = work.config.performance.cross_entropy
     compiled = work.config.performance.compiles(True, work.layout.zero_stage)
     return COMPILED_BYTES_A_LOGIT if compiled and way == "in_place" else BYTES_A_LOGIT[way]
@@ -133,8 +131,14 @@ def _tensor_parallel(work: Workload, gpu: Gpu) -> float:
     if size == 1:
         return 0.0
     rate = (gpu.node_gb_s if size <= gpu.gpus_per_node else gpu.network_gb_s) * 1e9
-    one = 2 * (size - 1) / size * work.tokens * work.shape.hidden_size * work.element / rate
-    return one * (work.shape.num_layers * (5 if work.layout.sequence_parallel else 4) + 2)
+    collective_seconds = (
+        2 * (size - 1) / size * work.tokens * work.shape.hidden_size * work.element / rate
+    )
+    # Four all-reduces a layer, and two around the layers. With sequence parallelism backward
+    # gathers two inputs of a layer again, each worth half an all-reduce.
+    return collective_seconds * (
+        work.shape.num_layers * (5 if work.layout.sequence_parallel else 4) + 2
+    )
 
 
 def _data_parallel(work: Workload, gpu: Gpu, trainable: int, passes: int, one_pass: float) -> float:
@@ -145,10 +149,13 @@ def _data_parallel(work: Workload, gpu: Gpu, trainable: int, passes: int, one_pa
     rate = gpu.node_gb_s * 1e9
     if layout.world_size > gpu.gpus_per_node:  # groups that stride over a node share its network
         rate = gpu.network_gb_s * 1e9 / min(work.tensor_parallel_size, gpu.gpus_per_node)
-    once = (ranks - 1) / ranks * trainable / rate
-    weights, gradients = once * work.element, once * BYTES[work.config.precision.grad_accum_dtype]
+    elements_seconds = (ranks - 1) / ranks * trainable / rate
+    weights, gradients = (
+        elements_seconds * work.element,
+        elements_seconds * BYTES[work.config.precision.grad_accum_dtype],
+    )
     if layout.zero_stage <= 1:
-        # The last pass's backward hides it.
+        # The backward pass of the last micro batch hides the reduction.
         hidden = one_pass * 2 / 3 if work.reduces_in_backward else 0.0
         return max(0.0, 2 * gradients - hidden) + (weights if layout.zero_stage else 0.0)
     if layout.zero_stage == 2:  # at every micro batch, while backward runs: two thirds of a pass
@@ -158,13 +165,13 @@ def _data_parallel(work: Workload, gpu: Gpu, trainable: int, passes: int, one_pa
 
 def _update_bytes(work: Workload, states: States, trainable: int) -> float:
     """Return the bytes that norm, clipping, staging copies and the optimizer move."""
-    own, optimizer = states.own_elements, states.update_traffic
+    rank_elements, optimizer = states.own_elements, states.update_traffic
     if work.layout.zero_stage == 0:
         return FP32 * trainable + optimizer  # the norm reads every gradient
-    # Where gradients are reduced as they lie, no staging: three copies of 8 bytes.
+    # Gradients that are reduced in place need no staging, which takes three copies of 8 bytes.
     if work.bf16_optimizer:
-        return (22 if work.reduces_in_backward else 46) * trainable + 2 * own + optimizer
-    return 40 * own + optimizer + (16 * trainable if work.layout.zero_stage == 1 else 0)
+        return (22 if work.reduces_in_backward else 46) * trainable + 2 * rank_elements + optimizer
+    return 40 * rank_elements + optimizer + (16 * trainable if work.layout.zero_stage == 1 else 0)
 
 
 def update_flops(work: Workload) -> int:
@@ -174,7 +181,7 @@ def update_flops(work: Workload) -> int:
 
 
 def _exchange(work: Workload, gpu: Gpu) -> float:
-    """Return the seconds in which ranks send each other matrices and their updates, for Muon."""
+    """Return the seconds in which ranks exchange matrices and their updates for Muon."""
     layout, rules = work.layout, work.config.optimizer.rules
     trained = (tensor for tensor in work.tensors() if tensor.trains)
     whole = (tensor for tensor in trained if rule_of(tensor, rules).whole_matrices)

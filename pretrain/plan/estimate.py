@@ -33,10 +33,10 @@ class Request:
     """A question to `plan`.
 
     Attributes:
-        gpu: a name of the table, or the path of a card's description.
-        price: of one GPU for an hour, in the user's currency; None: no cost.
-        write_gb_s: of all ranks together, 1e9 bytes a second.
-        chinchilla: tokens for each parameter, for `Plan.horizon`; None: no horizon.
+        gpu: A card's name in the table, or the path of its description.
+        price: Price of one GPU for an hour, in the user's currency; None: no cost.
+        write_gb_s: Write rate of all ranks together, 1e9 bytes a second.
+        chinchilla: Tokens for each parameter, for `Plan.horizon`; None: no horizon.
     """
 
     config: str
@@ -54,7 +54,7 @@ class Request:
 class Speed:
     """Rates and costs of the whole run, under the names of the JSON.
 
-    mfu and hfu count causal attention by half; all three are None in fp32, which has no one peak.
+    mfu and hfu count half of causal attention; all three are None in fp32, which has no one peak.
     """
 
     tokens_per_second: float
@@ -72,10 +72,10 @@ class Flops:
     """FLOPs of one step over all ranks.
 
     Attributes:
-        model: of the model.
-        model_full: with attention in full.
-        executed: as executed in forward and backward passes.
-        update: of the matrix products in the update.
+        model: FLOPs of the model, causal attention counted by half.
+        model_full: FLOPs of the model, attention counted in full.
+        executed: FLOPs executed in forward and backward passes.
+        update: FLOPs of the matrix products in the update.
     """
 
     model: float
@@ -86,15 +86,14 @@ class Flops:
 
 @dataclass(frozen=True)
 class Saving:
-    """Cost of checkpoints, and how often they pay (Young 1974, Daly 2006).
+    """Cost of checkpoints, and the best interval between them (Young 1974, Daly 2006).
 
     Attributes:
-        write_seconds: to write one, while no step is made.
-        young_daly_seconds: the interval at which writing and work lost to failures cost least
-            together, √(2 δ M) with δ the seconds of one and M the mean time between failures of the
-            whole job.
-        lost_share, lost_share_at_young_daly: parts of the time that go into writing and lost work.
-        every_seconds: the configuration's interval; None: only at the end.
+        write_seconds: Time to write a checkpoint, during which no step is made.
+        young_daly_seconds: Interval at which writing and lost work together cost least, √(2 δ M)
+            with δ the seconds of one checkpoint and M the job's mean time between failures.
+        lost_share, lost_share_at_young_daly: Share of the time spent on writing and lost work.
+        every_seconds: The configuration's interval; None: only at the end.
     """
 
     bytes: int
@@ -113,9 +112,9 @@ class PhaseCost:
     """Sizes and costs of one training phase.
 
     Attributes:
-        first_step: of the optimizer, counted from 1.
-        steps: of the phase.
-        checkpoint_bytes: of a checkpoint in the phase.
+        first_step: First optimizer step of the phase, counted from 1.
+        steps: Number of steps in the phase.
+        checkpoint_bytes: Size of a checkpoint in the phase.
     """
 
     first_step: int
@@ -132,8 +131,8 @@ class Estimate:
     """Memory, time and costs with one variant of attention.
 
     Attributes:
-        parameters, memory, flops, seconds: of the phase in which most weights train.
-        phases: of each phase of the run.
+        parameters, memory, flops, seconds: Of the phase in which most weights train.
+        phases: Costs of each phase of the run.
     """
 
     variant: str
@@ -150,13 +149,12 @@ class Estimate:
 class Plan:
     """The answer to a request.
 
-    `baseline` is None where the configuration is of that variant already, or the variant is
-    refused.
+    `baseline` is None where the configuration has that variant already, or the variant is refused.
 
     Attributes:
-        work: of the configuration's own variant.
-        refusal: why there is no baseline; None: it is not refused.
-        horizon: by the rule that `Request.chinchilla` asks for.
+        work: Workload of the configuration's own variant.
+        refusal: Reason why there is no baseline; None: the variant is not refused.
+        horizon: Horizon by the rule that `Request.chinchilla` asks for.
     """
 
     request: Request
@@ -172,11 +170,11 @@ class Plan:
 
 
 def make_plan(request: Request) -> Plan:
-    """Return the plan of a configuration; builds no model and imports no torch.
+    """Return the plan of a configuration, without building a model or importing torch.
 
     Raises:
-        UserError: as `load_config`; a number of GPUs among which the batch cannot be shared, with
-            the nearest that can; no such card.
+        UserError: as `load_config`; the batch cannot be shared among so many GPUs (the error names
+            the nearest numbers); no such card.
     """
     gpu = find_gpu(request.gpu)
     config = load_config(request.config, request.overrides)
@@ -188,11 +186,11 @@ def make_plan(request: Request) -> Plan:
         resolved = resolve(config, request.gpus)
     except UserError as error:
         raise UserError(f"{error}{nearest_counts(config, request.gpus)}") from None
-    beside = None
+    baseline_resolved = None
     refusal = None
     if config.policy != baseline:
         try:
-            beside = resolve(_with_variant(config, request.baseline), request.gpus)
+            baseline_resolved = resolve(_with_variant(config, request.baseline), request.gpus)
         except (UserError, MethodError) as error:
             refusal = str(error)
     return Plan(
@@ -202,7 +200,7 @@ def make_plan(request: Request) -> Plan:
         gpu=gpu,
         nodes=_nodes(request.gpus, gpu),
         chosen=estimate(resolved, gpu, request),
-        baseline=None if beside is None else estimate(beside, gpu, request),
+        baseline=None if baseline_resolved is None else estimate(baseline_resolved, gpu, request),
         refusal=refusal,
         fit=fit_of(resolved, int(gpu.memory_gb * 1e9)),
         horizon=horizon_of(resolved, request.chinchilla) if request.chinchilla else None,
@@ -210,13 +208,7 @@ def make_plan(request: Request) -> Plan:
 
 
 def estimate(resolved: Resolved, gpu: Gpu, request: Request) -> Estimate:
-    """Return the estimate of one configuration.
-
-    Args:
-        resolved: a configuration that fits its ranks.
-        gpu: the card.
-        request: prices and rates that the user gave.
-    """
+    """Return the estimate of one configuration."""
     config = resolved.config
     phases = tuple(phase_cost(resolved, gpu, request, n) for n in range(len(config.phases)))
     fullest = phases[config.fullest_phase]
@@ -245,10 +237,7 @@ def phase_cost(resolved: Resolved, gpu: Gpu, request: Request, number: int) -> P
     """Return sizes and costs of one training phase.
 
     Args:
-        resolved: a configuration that fits its ranks.
-        gpu: the card.
-        request: prices and rates that the user gave.
-        number: of the phase, from 0.
+        number: Number of the phase, from 0.
     """
     config = resolved.config
     bounds = [*(phase.first_step for phase in config.phases), config.total_steps + 1]
@@ -300,12 +289,12 @@ def saving(
     """Return the cost of checkpoints.
 
     Args:
-        size: bytes of one.
-        every: steps between two; 0: only at the end.
-        step_seconds: seconds of a training step.
-        nodes: machines of the job.
-        write_gb_s: 1e9 bytes a second, of all ranks together.
-        mtbf_hours: mean time between failures of one node.
+        size: Bytes of a checkpoint.
+        every: Steps between checkpoints; 0: only at the end.
+        step_seconds: Seconds of a training step.
+        nodes: Number of machines, each of which fails on its own.
+        write_gb_s: Write rate of all ranks together, 1e9 bytes a second.
+        mtbf_hours: Mean time between failures of one node.
     """
     seconds = size / (write_gb_s * 1e9)
     failure = mtbf_hours * 3600 / nodes
@@ -313,6 +302,7 @@ def saving(
     steps = max(1, round(best / step_seconds))
     interval = every * step_seconds if every else None
 
+    # A failure loses half an interval on average.
     def lost(after: float) -> float:
         return min(1.0, seconds / after + after / (2 * failure))
 
@@ -334,10 +324,10 @@ def _nodes(gpus: int, gpu: Gpu) -> int:
 
 
 def _with_variant(config: Config, variant: str) -> Config:
-    """Return the same run with another variant, and nothing that was set for its own alone.
+    """Return the same run with another variant, without settings that only its own variant has.
 
     Raises:
-        UserError, MethodError: the variant does not go with the rest.
+        UserError, MethodError: the variant contradicts the rest of the run.
     """
     values = config.as_dict()
     values["attention"] = {"variant": variant}
@@ -345,7 +335,10 @@ def _with_variant(config: Config, variant: str) -> Config:
     if config.performance.recompute == "query_key" and not policy_for(variant).only_frozen_factors:
         values["performance"]["recompute"] = "none"
     optimizer = values["optimizer"]
+    # Patterns that match no weight of the other variant would be refused.
     factors = {key: optimizer.pop(key) for key in names_for_factors(config)}
     for key, names in names_for_factors(parse_config(values)).items():
-        optimizer[key] = {each: factors[key][each] for each in matching(factors[key], names)}
+        optimizer[key] = {
+            pattern: factors[key][pattern] for pattern in matching(factors[key], names)
+        }
     return parse_config(values)

@@ -1,14 +1,14 @@
 """Horizon, batch and learning rate of a run by published rules, as overrides to paste.
 
-The horizon is a number of tokens for each parameter, all parameters counted, as Hoffmann et al.
-count them (2022, https://arxiv.org/abs/2203.15556; about 20 is best for a given number of FLOPs).
-Batch and learning rate are Step Law's (Li et al. 2025, https://arxiv.org/abs/2503.04715), power
-laws fitted to searches with AdamW, where N leaves out embeddings and output layer:
+The horizon is a number of tokens for each parameter, where all parameters count, as in Hoffmann et
+al. (2022, https://arxiv.org/abs/2203.15556; about 20 is best for a given number of FLOPs). Batch
+and learning rate follow Step Law (Li et al. 2025, https://arxiv.org/abs/2503.04715): power laws
+fitted to searches with AdamW, where N leaves out embeddings and output layer:
 
     B = 0.58 D^0.571 tokens        rate = 1.79 N^-0.713 D^0.307
 
-Neither rule knows frozen weights. Here they count, and whatever the variant the model is counted
-with ordinary attention, so that all variants of a comparison get one horizon, batch and rate.
+Neither rule knows frozen weights. Here they count, and every variant counts as the model with
+ordinary attention, so that all variants of a comparison get one horizon, batch and rate.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _VOCABULARY = ("embedding", "output_layer")
 
 @dataclass(frozen=True)
 class Horizon:
-    """Tokens, batch and rate by the rules, and the nearest that the layout of a run can have.
+    """Tokens, batch and rate by the rules, and the nearest values that the run's layout allows.
 
     Attributes:
-        parameters: all of the model with ordinary attention, frozen ones too; the tokens' N.
-        inner_parameters: those without embeddings and output layer; Step Law's N.
-        tokens: training tokens.
-        batch_tokens: tokens of a step by Step Law; `global_batch_size` is the nearest number of
+        parameters: All of the model with ordinary attention, frozen ones too; the tokens' N.
+        inner_parameters: Parameters without embeddings and output layer; Step Law's N.
+        tokens: Training tokens.
+        batch_tokens: Tokens of a step by Step Law; `global_batch_size` is the nearest number of
             samples that the ranks can share.
-        learning_rate: peak rate by Step Law, rounded to three digits.
-        steps: optimizer steps of the run, with `warmup_steps` of this program's choice.
-        rate_holds: False if the optimizer's rates are on another scale than AdamW's: then no
+        learning_rate: Peak rate by Step Law, rounded to three digits.
+        steps: Optimizer steps of the run, with `warmup_steps` of this program's choice.
+        rate_holds: False if the optimizer's rates are on another scale than AdamW's; then no
             override names the rate.
         overrides: `section.key=value` words.
     """
@@ -67,13 +67,12 @@ def horizon_of(resolved: Resolved, tokens_per_parameter: float) -> Horizon:
     """Return horizon, batch and rate of a configuration on its ranks.
 
     Args:
-        resolved: a configuration that fits its ranks.
-        tokens_per_parameter: training tokens for each parameter, as 20.
+        tokens_per_parameter: Training tokens for each parameter, such as 20.
     """
     config = resolved.config
     counted = tensors(config.shape, VARIANTS[ORDINARY])
     parameters = sum(tensor.elements for tensor in counted)
-    outside = (one for one in counted if one.name.partition(".")[0] in _VOCABULARY)
+    outside = (tensor for tensor in counted if tensor.name.partition(".")[0] in _VOCABULARY)
     inner = parameters - sum(tensor.elements for tensor in outside)
     tokens = max(1, round(tokens_per_parameter * parameters))
     batch_tokens = 0.58 * tokens**0.571
@@ -105,18 +104,13 @@ def horizon_of(resolved: Resolved, tokens_per_parameter: float) -> Horizon:
 
 
 def _other_lengths(config: Config) -> dict[str, None]:
-    """Return the keys to unset: a run has its length by one key."""
+    """Return the keys to unset, because one key alone gives a run's length."""
     lengths = {"steps": config.schedule.steps, "flops": config.schedule.flops}
     return {f"schedule.{key}": None for key, value in lengths.items() if value is not None}
 
 
 def sentences(horizon: Horizon, config: Config) -> list[str]:
-    """Return the rules with their numbers, one sentence each, without the overrides.
-
-    Args:
-        horizon: of the configuration.
-        config: the configuration.
-    """
+    """Return the rules with their numbers, one sentence each, without the overrides."""
     length = config.data.sequence_length
     lines = [
         f"tokens: {horizon.tokens_per_parameter:g} for each of {horizon.parameters:,} parameters "

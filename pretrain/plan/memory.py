@@ -1,9 +1,9 @@
 """The memory of one rank, by kind, and its peak.
 
-States that last from step to step are exact: what the audit of an engine finds. Leans on how
-DeepSpeed 0.19 cuts and pads: stages 1 and 2 flatten each group of the optimizer and round it up to
-2 × the data-parallel ranks, stage 3 cuts every tensor for itself. A test compares each number with
-the audit of live engines. All else is an estimate.
+States that last from step to step are exact: they equal what the audit of an engine finds, as a
+test shows. They rely on how DeepSpeed 0.19 splits and pads: stages 1 and 2 flatten each group of
+the optimizer and round it up to 2 × the data-parallel ranks, stage 3 splits every tensor by itself.
+All else is an estimate.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ BUCKET = 500_000_000
 """Elements that DeepSpeed's BF16 optimizer copies together for a reduction."""
 
 CONTEXT_BYTES = 1_500_000_000
-"""Assumed for the CUDA context, NCCL's own buffers, workspaces and what the allocator cannot fill.
-"""
+"""Assumed for the CUDA context, NCCL's buffers, workspaces and gaps that no allocation can fill."""
 
 Group = tuple[Rule, tuple[int, int], bool, float]
 """A group of the optimizer: the rule of its update, the phases in which its weights train,
-whether weight decay leaves them alone, the factor of their learning rate.
+whether weight decay spares them, the factor of their learning rate.
 """
 
 
 @dataclass(frozen=True)
 class RankTensors:
-    """Elements that one tensor-parallel rank holds of the model, before ZeRO cuts them up.
+    """Elements of the model on one tensor-parallel rank, before ZeRO splits them.
 
     Attributes:
         weights: (elements, optimizer group) of every parameter.
-        frozen: elements of buffers.
+        frozen: Elements of buffers.
     """
 
     weights: tuple[tuple[int, Group], ...]
@@ -49,12 +48,7 @@ class RankTensors:
 
 
 def rank_tensors(work: Workload, rank: int) -> RankTensors:
-    """Return what a tensor-parallel rank holds.
-
-    Args:
-        work: of the rank.
-        rank: of tensor parallelism.
-    """
+    """Return the elements of the model on a rank of tensor parallelism."""
     weights, frozen = [], 0
     for tensor in work.tensors():
         elements = tensor.rank_elements(rank, work.tensor_parallel_size)
@@ -72,10 +66,10 @@ class States:
     """Bytes of one rank that last from step to step.
 
     Attributes:
-        gradients: what gradients are added up in, over micro batches and ranks.
-        autograd_gradients: what backward writes before that, where it is not the same tensor.
-        own_elements: trainable elements that this rank updates.
-        update_traffic: bytes that their update reads and writes, which are no memory of their own.
+        gradients: Where gradients are summed over micro batches and ranks.
+        autograd_gradients: What backward writes before that, where it is not the same tensor.
+        own_elements: Trainable elements that this rank updates.
+        update_traffic: Bytes that their update reads and writes; no memory of its own.
     """
 
     weights: int
@@ -89,71 +83,67 @@ class States:
 
     @property
     def total(self) -> int:
-        """Return the sum of all."""
+        """Return the sum of all states."""
         gradients = self.gradients + self.autograd_gradients
         updated = self.master_weights + self.optimizer_states
         return self.weights + self.frozen_bank + gradients + updated
 
 
 def rank_states(held: RankTensors, work: Workload) -> States:
-    """Return the bytes of a rank; all data-parallel ranks hold equally much.
-
-    Args:
-        held: what the rank holds of the model.
-        work: of the rank.
-    """
+    """Return the bytes of a rank's states; all data-parallel ranks hold the same number."""
     layout, element = work.layout, work.element
     by_rule = _own_elements(held, work)
-    own = by_rule.total()
+    rank_elements = by_rule.total()
     keeps_masters = layout.zero_stage > 0 or layout.dtype == "bf16"
     gradients, written = held.trainable * element, 0
     if work.bf16_optimizer:
-        gradients = own * layout.data_parallel_size * FP32
+        # The BF16 optimizer writes bf16 gradients into a flat fp32 copy, padded over the ranks.
+        gradients = rank_elements * layout.data_parallel_size * FP32
         one_at_a_time = max(elements for elements, _ in held.weights)
         written = (one_at_a_time if work.immediate_grad_update else held.trainable) * element
     elif layout.zero_stage >= 2:
-        gradients = own * BYTES[work.config.precision.grad_accum_dtype]
+        gradients = rank_elements * BYTES[work.config.precision.grad_accum_dtype]
     return States(
-        weights=(own if layout.zero_stage == 3 else held.trainable) * element,
+        weights=(rank_elements if layout.zero_stage == 3 else held.trainable) * element,
         frozen_bank=held.frozen * element,
         gradients=gradients,
         autograd_gradients=written,
-        master_weights=own * FP32 if keeps_masters else 0,
+        master_weights=rank_elements * FP32 if keeps_masters else 0,
         optimizer_states=sum(rule.state_bytes * count for rule, count in by_rule.items()),
-        own_elements=own,
+        own_elements=rank_elements,
         update_traffic=sum(rule.traffic * count for rule, count in by_rule.items()),
     )
 
 
 def _own_elements(held: RankTensors, work: Workload) -> Counter[Rule]:
-    """Return the elements by rule that one data-parallel rank updates, with padding."""
+    """Return the elements by rule that one data-parallel rank updates, padding included."""
     layout = work.layout
-    own: Counter[Rule] = Counter()
+    elements_by_rule: Counter[Rule] = Counter()
     groups: Counter[Group] = Counter()
     for elements, group in held.weights:
         groups[group] += elements
     if layout.zero_stage in (1, 2):
         for group, elements in groups.items():
-            own[group[0]] += 2 * -(-elements // (2 * layout.data_parallel_size))
-        return own
+            elements_by_rule[group[0]] += 2 * -(-elements // (2 * layout.data_parallel_size))
+        return elements_by_rule
     ranks = layout.data_parallel_size if layout.zero_stage == 3 else 1
     for elements, group in held.weights:
-        own[group[0]] += -(-elements // ranks)
-    return own
+        elements_by_rule[group[0]] += -(-elements // ranks)
+    return elements_by_rule
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank, of those tensor-parallel ranks that need most.
+    """Bytes of one rank, of the tensor-parallel rank that needs most.
 
     Attributes:
-        states: exact; all else is an estimate.
-        activations: kept between forward and backward.
-        logits: at the moment of a pass when they need most.
-        layer_gradients: what the backward pass of one layer has at once, when the logits are gone:
+        states: Exact; all else is an estimate.
+        activations: Kept between forward and backward.
+        logits: At the moment of a pass when they need most.
+        layer_gradients: Most that the backward pass of one layer holds once the logits are gone:
             gradients, and the activations that it makes again.
-        communication_buffers: those of collectives while backward runs.
-        update_buffers: copies that reduction and update make, when activations are gone.
+        communication_buffers: Buffers of collectives while backward runs.
+        update_buffers: Copies made by reduction and update, after the activations are gone.
     """
 
     states: States
@@ -175,8 +165,7 @@ class Memory:
 
 def memory_of(work: Workload) -> Memory:
     """Return the memory of the rank that needs most."""
-    # Frozen heads are spread over the layer, so ranks may hold unequal shares of them. Without any,
-    # every rank needs the same.
+    # Frozen heads are spread unevenly over a layer's ranks. Without any, every rank needs the same.
     ranks = range(work.tensor_parallel_size if work.policy.frozen_heads else 1)
     return max((_of_rank(work, rank) for rank in ranks), key=lambda memory: memory.peak)
 
@@ -197,12 +186,12 @@ def _of_rank(work: Workload, rank: int) -> Memory:
 
 
 def logit_bytes(work: Workload) -> int:
-    """Return the most that logits need at once, in cross entropy.
+    """Return the most bytes that logits need at once, in cross entropy.
 
-    By megatron's own in bf16 the fp32 gradient beside its bf16 copy; in fp32 the gradient beside a
-    new weight gradient of the output layer, which is then added to the one that is there. The
-    others have no more than `LOGITS_AT_A_TIME` in fp32, once or, for soft cap and z-loss, several
-    times. Compiled, `in_place` has none of these; this is not counted.
+    megatron's own cross entropy holds, in bf16, the fp32 gradient beside its bf16 copy; in fp32,
+    the gradient beside a new weight gradient of the output layer, which is then added to the old
+    one. The other two hold at most `LOGITS_AT_A_TIME` in fp32, once or, for soft cap and z-loss,
+    several times. Compiled, `in_place` holds none of these, which is not counted here.
     """
     element = work.element
     logits, weight = work.tokens * work.vocabulary, work.vocabulary * work.shape.hidden_size
@@ -216,7 +205,7 @@ def logit_bytes(work: Workload) -> int:
     if work.config.performance.cross_entropy == "chunked":
         return at_a_time * (26 if softcap else 22) + weight * element
     copies = element if work.layout.dtype == "bf16" else 0
-    if softcap:  # its tanh and its result, both in fp32
+    if softcap:  # the tanh and its result, both in fp32
         return logits * (3 * FP32 + copies)
     return logits * (FP32 + copies) + (0 if copies else weight * FP32)
 
@@ -224,12 +213,9 @@ def logit_bytes(work: Workload) -> int:
 def layer_gradient_bytes(work: Workload, activations: Activations) -> int:
     """Return the bytes of one layer's gradients while its backward pass runs.
 
-    An MLP has gradients of all that it keeps, and of a weight. What is recomputed of a whole layer
-    is there then too; the attention alone is made again later, when these gradients are gone.
-
-    Args:
-        work: of the rank.
-        activations: of the rank.
+    An MLP has gradients of all that it keeps, and of a weight. The recomputed activations of a
+    whole layer exist at the same time; those of attention alone are made later, when these
+    gradients are gone.
     """
     layers, size = work.shape.num_layers, work.tensor_parallel_size
     mlp = [tensor for tensor in work.tensors() if ".mlp." in tensor.name]
@@ -241,7 +227,7 @@ def layer_gradient_bytes(work: Workload, activations: Activations) -> int:
 
 
 def _communication(work: Workload, held: RankTensors) -> int:
-    """Return the bytes of DeepSpeed's buckets in backward, and a gathered sequence."""
+    """Return the bytes of DeepSpeed's buckets in backward, and of a gathered sequence."""
     stage, zero = work.layout.zero_stage, work.zero_settings
     bucket = min(int(zero.get("reduce_bucket_size", BUCKET)), held.trainable) * work.element
     gathered = 0
@@ -264,16 +250,22 @@ def _update(held: RankTensors, states: States, work: Workload) -> int:
 
 
 def _orthogonalising(work: Workload, held: RankTensors) -> int:
-    """Return the bytes of the matrices that Muon has at once, and of what ranks send each other."""
+    """Return the bytes of Muon's matrices in work, and of what the ranks send each other."""
     layout, element = work.layout, BYTES[work.newton_schulz]
-    own = sum(elements for elements, group in held.weights if group[0].whole_matrices)
-    if not own:
+    total = sum(elements for elements, group in held.weights if group[0].whole_matrices)
+    if not total:
         return 0
-    taken = filter(has_matrices, work.tensors())
-    largest = max(each.rows * each.columns for tensor in taken for each in stacks(tensor))
-    at_a_time = 4 * min(own, max(AT_A_TIME, largest))  # X, the next X, and two of at most its size
+    matrices = filter(has_matrices, work.tensors())
+    largest = max(
+        matrix_stack.rows * matrix_stack.columns
+        for tensor in matrices
+        for matrix_stack in stacks(tensor)
+    )
+    # X, the next X, and two of at most its size.
+    at_a_time = 4 * min(total, max(AT_A_TIME, largest))
     if layout.world_size == 1:
         return at_a_time * element
-    share = own // layout.data_parallel_size
-    answered = own if layout.zero_stage == 0 else share
-    return max(share + at_a_time + answered, 2 * answered) * element
+    share = total // layout.data_parallel_size
+    received = total if layout.zero_stage == 0 else share
+    # Two moments: while matrices are orthogonalised, and while the updates are put back.
+    return max(share + at_a_time + received, 2 * received) * element

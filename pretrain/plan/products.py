@@ -1,4 +1,4 @@
-"""FLOPs that hardware executes for a token: what is frozen left out, recomputation counted."""
+"""FLOPs that hardware executes per token: frozen weights left out, recomputation counted."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ ATTENTION_ONCE = ("none", "query_key")
 
 @dataclass(frozen=True)
 class Products:
-    """FLOPs a token of the products of a training phase.
+    """FLOPs per token of the products of a training phase.
 
     Attributes:
-        shape: sizes of the model.
-        policy: kind of attention.
-        phase: of the policy's schedule, from 0.
+        phase: Number of the phase in the policy's schedule, from 0.
     """
 
     shape: ModelShape
@@ -48,7 +46,7 @@ class Products:
 
     @cached_property
     def forward(self) -> float:
-        """Return those with weights, without scores, of a forward pass of the whole model."""
+        """Return the FLOPs of a forward pass of the whole model, without attention scores."""
         return forward_flops_per_token(self.shape, self.policy, self.phase, causal_share=0)
 
     @cached_property
@@ -58,27 +56,23 @@ class Products:
 
     @cached_property
     def frozen(self) -> int:
-        """Return those with frozen rows, or with their factors."""
-        every = tensors(self.shape, self.policy, self.phase)
-        return 2 * multiplications(tensor for tensor in every if not tensor.trains)
+        """Return the FLOPs of products with frozen rows, or with their factors."""
+        inventory = tensors(self.shape, self.policy, self.phase)
+        return 2 * multiplications(tensor for tensor in inventory if not tensor.trains)
 
     @cached_property
     def remade(self) -> int:
-        """Return those with the factors of layers whose queries and keys come of nothing else."""
-        every = tensors(self.shape, self.policy, self.phase)
-        layers = layers_of_frozen_rows(every)
+        """Return the FLOPs of products with factors in layers with frozen queries and keys only."""
+        inventory = tensors(self.shape, self.policy, self.phase)
+        layers = layers_of_frozen_rows(inventory)
         return 2 * multiplications(
-            tensor for tensor in every if "query_key" in tensor.name and tensor.layer in layers
+            tensor for tensor in inventory if "query_key" in tensor.name and tensor.layer in layers
         )
 
     def again(self, performance: PerformanceSection) -> float:
-        """Return those that backward makes once more.
+        """Return the FLOPs that backward repeats.
 
-        Those of the logits by `chunked` cross entropy; those of a layer or its attention by
-        recomputation.
-
-        Args:
-            performance: how the run computes.
+        Cross entropy `chunked` repeats the logits, recomputation a layer or its attention.
         """
         shape = self.shape
         logits = 2.0 * shape.hidden_size * shape.vocab_size
@@ -102,12 +96,8 @@ class Products:
         return flops if performance.recompute in ATTENTION_ONCE else flops + self.scores
 
 
-def layers_of_frozen_rows(every: Iterable[Tensor]) -> set[int | None]:
-    """Return the layers whose queries and keys come of nothing but frozen rows or factors.
-
-    Args:
-        every: the inventory.
-    """
-    rows = [tensor for tensor in every if "query_key" in tensor.name]
+def layers_of_frozen_rows(inventory: Iterable[Tensor]) -> set[int | None]:
+    """Return the layers whose queries and keys come from frozen rows or factors alone."""
+    rows = [tensor for tensor in inventory if "query_key" in tensor.name]
     frozen = {tensor.layer for tensor in rows if tensor.kind == "frozen"}
     return frozen - {tensor.layer for tensor in rows if tensor.kind != "frozen"}

@@ -153,7 +153,7 @@ def _run(plan: Plan) -> Table:
 
 
 def _phases(plan: Plan) -> list[Table]:
-    """Return a table of the training phases, if there are several."""
+    """Return a table of the training phases if there are several."""
     header = [
         "phase from step",
         f"{EXACT} trained, M",
@@ -233,7 +233,7 @@ def _horizon(plan: Plan) -> list[list[str]]:
 
 
 def assumptions(plan: Plan) -> list[str]:
-    """Return every number that was not counted, one sentence each."""
+    """Return every number that is assumed, one sentence each."""
     gpu, work = plan.gpu, plan.work
     rates = f"products {gpu.gemm_tflops:g} TFLOP/s, "
     rates += f"of weight gradients {gpu.weight_gradient_tflops:g}"
@@ -257,7 +257,7 @@ def assumptions(plan: Plan) -> list[str]:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """Return the content of `render`; names carry the units, exact values stand apart."""
+    """Return the content of `render` as plain values; names carry units, exact ones stand apart."""
     request, layout = plan.request, plan.work.layout
     adamw_alone = plan.config.optimizer.kind == "adamw"
     states = "adam_moments" if adamw_alone else "optimizer_states"  # the first as scripts know it
@@ -291,17 +291,12 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def _estimate_json(estimate: Estimate, states_name: str) -> dict[str, Any]:
-    """Return an estimate; the states of the optimizer have that name.
-
-    Args:
-        estimate: of one variant.
-        states_name: of what the optimizer keeps beside master weights.
-    """
+    """Return an estimate as plain values; `states_name` is the key of the optimizer's states."""
     count = estimate.parameters
     memory = asdict(estimate.memory)
     saving = asdict(estimate.saving)
     states = memory.pop("states")
-    del states["update_traffic"]  # no memory
+    del states["update_traffic"]  # traffic, not memory
     states[states_name] = states.pop("optimizer_states")
     updated = states.pop("own_elements")
     written = states.pop("autograd_gradients")

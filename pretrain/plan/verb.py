@@ -66,5 +66,5 @@ def plan(
         write_gb_s=write_gb_s,
         chinchilla=chinchilla,
     )
-    made = make_plan(request)
-    typer.echo(json.dumps(as_json(made), indent=1) if in_json else render(made))
+    run_plan = make_plan(request)
+    typer.echo(json.dumps(as_json(run_plan), indent=1) if in_json else render(run_plan))

@@ -19,12 +19,12 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class Workload:
-    """What a GPU does for one micro batch.
+    """The work of a GPU for one micro batch.
 
     Attributes:
-        resolved: a configuration that fits its ranks.
-        phase: number of the training phase.
-        batch: samples of the micro batch.
+        resolved: A configuration that fits its ranks.
+        phase: Number of the training phase.
+        batch: Samples of the micro batch.
     """
 
     resolved: Resolved
@@ -63,7 +63,7 @@ class Workload:
 
     @property
     def tokens_between(self) -> int:
-        """Return the tokens of which the rank keeps norms, residuals and dropout masks."""
+        """Return the tokens whose norms, residuals and dropout masks the rank keeps."""
         split = self.layout.sequence_parallel
         return self.tokens // self.tensor_parallel_size if split else self.tokens
 
@@ -74,12 +74,12 @@ class Workload:
 
     @property
     def dropout(self) -> bool:
-        """Return True if dropout is on."""
+        """Return whether dropout is on."""
         return self.config.model.dropout > 0
 
     @property
     def masked(self) -> bool:
-        """Return True if documents of a sample must not see each other."""
+        """Return whether documents of a sample must not see each other."""
         return self.config.data.reset_at_document_end
 
     @property
@@ -102,18 +102,18 @@ class Workload:
 
     @property
     def bf16_optimizer(self) -> bool:
-        """Return whether DeepSpeed takes its BF16 optimizer, with a flat fp32 copy of gradients."""
+        """Return whether DeepSpeed uses its BF16 optimizer, with a flat fp32 copy of gradients."""
         sums = self.config.precision.grad_accum_dtype
         return self.layout.zero_stage == 1 and self.layout.dtype == "bf16" and sums == "fp32"
 
     @property
     def immediate_grad_update(self) -> bool:
-        """Return whether the BF16 optimizer takes each gradient as soon as backward has made it."""
+        """Return whether the BF16 optimizer takes each gradient right after backward wrote it."""
         return bool(self.resolved.deepspeed.get("bf16", {}).get("immediate_grad_update"))
 
     @property
     def reduces_in_backward(self) -> bool:
-        """Return True if `training.reduction` sums gradients over ranks while backward runs."""
+        """Return whether `training.reduction` sums gradients over ranks while backward runs."""
         whole = self.layout.zero_stage == 0 and self.layout.dtype == "fp32"
         immediate = self.bf16_optimizer and self.immediate_grad_update
         return self.config.performance.overlap_reduction and (whole or immediate)
@@ -127,8 +127,7 @@ def workload_of(resolved: Resolved, phase: int | None = None) -> Workload:
     """Return the workload of each rank.
 
     Args:
-        resolved: a configuration that fits its ranks.
-        phase: number of the training phase; None: that in which most weights train.
+        phase: Number of the training phase; None: the one in which most weights train.
     """
     config = resolved.config
     number = config.fullest_phase if phase is None else phase

@@ -11,29 +11,30 @@ GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 
 
-def usable_cores(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
+def usable_cores(groups: Path = GROUPS, groups_file: Path = OWN_GROUPS) -> int:
     """Return how many threads can run at a time, at least 1.
 
-    A job on a part of a node, or in a container, must not start as many threads as the node has
+    A job in a container or on a part of a node must not start a thread for each of the node's
     cores.
 
     Args:
-        groups: where the kernel's control groups are mounted.
-        own: the file that names this process's groups.
+        groups: Mount point of the kernel's control groups.
+        groups_file: File that names this process's groups.
     """
     available = len(os.sched_getaffinity(0))
-    shares = [math.ceil(share) for share in _shares(groups, own)]
+    shares = [math.ceil(share) for share in _shares(groups, groups_file)]
     return max(1, min([available, *shares]))
 
 
-def _shares(groups: Path, own: Path) -> Iterator[float]:
-    """Yield the limits of this process's groups and of all above them, in cores."""
+def _shares(groups: Path, groups_file: Path) -> Iterator[float]:
+    """Yield the limits of this process's groups and of their ancestors, in cores."""
     try:
-        lines = own.read_text().splitlines()
+        lines = groups_file.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
+        # Version 1 has a hierarchy per controller; version 2 a single one, without a name.
         if controllers and "cpu" not in controllers.split(","):
             continue
         mount = groups / controllers if controllers else groups
@@ -52,7 +53,7 @@ def _share(group: Path) -> float | None:
     try:
         quota, period = (group / "cpu.max").read_text().split()
     except (OSError, ValueError):
-        try:
+        try:  # version 1 of control groups
             quota = (group / "cpu.cfs_quota_us").read_text().strip()
             period = (group / "cpu.cfs_period_us").read_text().strip()
         except OSError:

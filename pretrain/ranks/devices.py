@@ -1,9 +1,8 @@
-"""CPU or GPU: what the user asked for, what the machine has, and why torch cannot use it.
+"""The choice of CPU or GPU, and the reason why torch cannot use a GPU.
 
 A GPU machine whose CUDA does not work (a driver too old, a torch built for the CPU, a container
-without the devices) must not train on the CPU without a word. So there the CPU has to be asked for:
-by `run.device=cpu`, or by an empty CUDA_VISIBLE_DEVICES. Torch is imported only where it has to be
-asked.
+without the devices) must not silently train on the CPU. There the user has to ask for the CPU, by
+`run.device=cpu` or an empty CUDA_VISIBLE_DEVICES. Torch is imported only where it has to be asked.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ MACHINE = Path("/")
 def ask_for(device: Device, environment: MutableMapping[str, str] = os.environ) -> None:
     """Apply `run.device`; call this before torch, megatron-core or DeepSpeed look for a GPU.
 
-    `cpu` hides the GPUs from this process and its children, so that no library takes one by itself.
+    `cpu` hides the GPUs from this process and its children, so that no library uses one.
 
     Args:
-        device: value of `run.device`.
-        environment: of this process and its children.
+        device: Value of `run.device`.
+        environment: Environment of this process and its children.
 
     Raises:
-        UserError: `cuda`, and torch can use none.
+        UserError: the device is `cuda`, and torch cannot use a GPU.
     """
     if device == "cpu":
         environment[VISIBLE] = ""
@@ -48,9 +47,7 @@ def ask_for(device: Device, environment: MutableMapping[str, str] = os.environ) 
 
 
 def use_cuda(machine: Path = MACHINE) -> bool:
-    """Return whether this process trains on GPUs.
-
-    It does if torch can use one, unless the CPU was asked for.
+    """Return whether this process trains on GPUs: torch can use one, and nobody asked for the CPU.
 
     Raises:
         UserError: the machine has NVIDIA GPUs, torch cannot use them, and nobody asked for the CPU.
@@ -73,21 +70,21 @@ def cpu_was_asked_for(visible: str | None) -> bool:
 
 
 def nvidia_devices(machine: Path = MACHINE) -> list[str]:
-    """Return traces of NVIDIA GPUs that need no library: device files, the driver's list.
+    """Return signs of NVIDIA GPUs that need no library: device files, the driver's list.
 
     Args:
-        machine: the root of the file system.
+        machine: Root of the file system.
     """
     files = [*machine.glob("dev/nvidia[0-9]*"), *machine.glob("proc/driver/nvidia/gpus/*")]
     return [str(path) for path in sorted(files)]
 
 
 def why_no_cuda() -> str | None:
-    """Return torch's own reason why it can use no GPU, as a clause; None if it can use one."""
+    """Return torch's reason why it cannot use a GPU, as a clause; None if it can."""
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of what the clause says
+        warnings.simplefilter("ignore")  # torch warns of the same reason that the clause names
         if torch.cuda.is_available():
             return None
         if torch.version.cuda is None:
@@ -96,9 +93,9 @@ def why_no_cuda() -> str | None:
             torch.cuda.init()
         except (RuntimeError, AssertionError) as error:
             lines = str(error).splitlines() or [type(error).__name__]
-            said = lines[0].split(". ")[0].rstrip(".")
+            reason = lines[0].split(". ")[0].rstrip(".")
             hidden = f" (with {VISIBLE}={os.environ[VISIBLE]})" if VISIBLE in os.environ else ""
-            return f"torch {torch.__version__} cannot use CUDA: {said}{hidden}"
+            return f"torch {torch.__version__} cannot use CUDA: {reason}{hidden}"
     return f"torch {torch.__version__} finds no CUDA device"
 
 
@@ -106,8 +103,8 @@ def own_device(local_rank: int, machine: Path = MACHINE) -> torch.device:
     """Return the device of this rank, and make it torch's current one.
 
     Args:
-        local_rank: number of the rank on its node.
-        machine: as in `use_cuda`.
+        local_rank: Number of the rank on its node.
+        machine: Root of the file system.
 
     Raises:
         UserError: a GPU machine whose CUDA does not work, or more ranks than GPUs.
@@ -129,22 +126,22 @@ def own_device(local_rank: int, machine: Path = MACHINE) -> torch.device:
 
 
 def gpu_index(local_rank: int, count: int) -> int:
-    """Return the GPU of a rank among those that it sees; `count` or more if there is none.
+    """Return the index of a rank's GPU among those it sees; `count` or more if it has none.
 
     Args:
-        local_rank: number of the rank on its node.
-        count: GPUs that the rank sees.
+        local_rank: Number of the rank on its node.
+        count: Number of GPUs that the rank sees.
     """
     return 0 if is_shown_its_own(count) else local_rank
 
 
 def is_shown_its_own(count: int) -> bool:
-    """Return whether srun shows each task a GPU of its own: its only one, whatever its number.
+    """Return whether srun shows each task only its own GPU, whatever the local rank.
 
-    Not where the task is shown several of which CUDA can use but one.
+    False where a task sees several GPUs of which CUDA can use only one.
 
     Args:
-        count: GPUs that this rank sees.
+        count: Number of GPUs that this rank sees.
     """
     is_shown_one = "," not in os.environ.get(VISIBLE, "")
     return count == 1 and is_shown_one and not one_environment_for_all()
@@ -154,9 +151,9 @@ def gpu_names(visible: str | None, count: int) -> list[str]:
     """Return the GPUs of this process, as CUDA_VISIBLE_DEVICES names them.
 
     Args:
-        visible: what that variable says; None if it is not set.
-        count: how many of them CUDA uses: it ignores what follows a name that it does not know, and
-            -1.
+        visible: Value of that variable; None if it is not set.
+        count: Number of GPUs that CUDA uses; it ignores -1, an unknown name and everything after
+            them.
     """
     names = [str(index) for index in range(count)] if visible is None else visible.split(",")
     return [name.strip() for name in names[:count]]
@@ -188,18 +185,18 @@ PEAK_BF16_TFLOPS = (
 
 
 def peak_flops(device_name: str, dtype: str = "bf16") -> float | None:
-    """Return the peak dense FLOP/s of a device, or None if it is not known.
+    """Return the peak dense FLOP/s of a device.
 
-    A slice of a device (MIG) is not known either: the name does not say how much of the arithmetic
-    it owns.
+    The peak of a slice of a device (MIG) is unknown: its name does not tell its share of the
+    arithmetic.
 
     Args:
-        device_name: as `torch.cuda.get_device_name` gives it.
+        device_name: Name from `torch.cuda.get_device_name`.
         dtype: "bf16" or "fp32". There is no entry for fp32: its peak depends on whether TF32 is
             allowed.
 
     Returns:
-        FLOP/s; None where the device is not known.
+        FLOP/s; None for an unknown device.
     """
     if dtype != "bf16" or re.search(r"\bMIG\b", device_name):
         return None

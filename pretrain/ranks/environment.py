@@ -1,8 +1,8 @@
 """The launcher's environment: this process's rank, the number of ranks, and their meeting point.
 
-The only file that reads what torchrun, DeepSpeed's launcher, srun or `--local-ranks` tell a process
-about the ranks (`launch` writes it). Imports no torch: errors and signals must be able to ask
-before torch is there.
+Only this file reads the variables by which torchrun, DeepSpeed's launcher, srun or `--local-ranks`
+tell a process about the ranks (`launch` writes them). This file imports no torch, because error and
+signal handling need the rank before torch is imported.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class LaunchEnvironment:
 
     @staticmethod
     def read() -> LaunchEnvironment:
-        """Read the launcher's environment; a process on its own is rank 0 of 1.
+        """Read the launcher's environment; a process without a launcher is rank 0 of 1.
 
         Raises:
-            UserError: a half-set environment.
+            UserError: some of the variables are missing or wrong.
         """
         if "RANK" in os.environ:
             names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -53,12 +53,12 @@ class LaunchEnvironment:
 
 
 def speaks_for_all() -> bool:
-    """Return whether this process is rank 0, or on its own; never raises."""
+    """Return whether this process is rank 0 or has no launcher; never raises."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def meeting_point() -> tuple[str, int] | None:
-    """Return host and port at which rank 0 listens; None for a process on its own."""
+    """Return host and port at which rank 0 listens; None without a launcher."""
     if "MASTER_ADDR" not in os.environ:
         return None
     return os.environ["MASTER_ADDR"], _whole_number("MASTER_PORT", "MASTER_ADDR")
@@ -72,7 +72,7 @@ def launcher_listens() -> bool:
 def restarts() -> str:
     """Return how often torchrun has restarted the ranks.
 
-    Its store still holds what the last ones wrote.
+    After a restart torchrun's store still holds the entries of the earlier ranks.
     """
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
@@ -80,7 +80,7 @@ def restarts() -> str:
 def one_environment_for_all() -> bool:
     """Return whether this node's ranks were started together on the same GPUs.
 
-    srun starts each by itself, and may show each a GPU of its own.
+    srun starts every rank separately, and may show each only its own GPU.
     """
     return os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
 
@@ -97,14 +97,14 @@ def head_node() -> str | None:
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` for a process that starts ranks of its own."""
+    """Return `environment` for a child process that starts its own ranks."""
     return {
         name: value for name, value in environment.items() if name not in ("RANK", "SLURM_PROCID")
     }
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` for a process on its own, which never meets these ranks."""
+    """Return `environment` for a child process that never meets these ranks."""
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return {
         name: value
@@ -119,13 +119,13 @@ def missing_nodes(
     world_size: int,
     environment: Mapping[str, str],
 ) -> dict[int, str | None]:
-    """Return the node of each missing rank, as far as the environment and other ranks tell.
+    """Return the node of each missing rank, from the environment and the ranks that came.
 
     Args:
-        missing: ranks that did not come.
-        present: {rank: node} of those that came.
-        world_size: number of ranks.
-        environment: of this process, as its launcher set it.
+        missing: Ranks that did not come.
+        present: {rank: node} of the ranks that came.
+        world_size: Number of ranks.
+        environment: Environment of this process, as its launcher set it.
     """
     planned = _slurm_nodes(environment, world_size)
     if planned and any(planned[rank] != node for rank, node in present.items()):
@@ -172,7 +172,7 @@ def _slurm_nodes(environment: Mapping[str, str], world_size: int) -> list[str]:
 
 
 def _whole_number(name: str, beside: str) -> int:
-    """Read the environment variable `name`, which whoever sets `beside` sets too."""
+    """Read the environment variable `name`, which launchers set together with `beside`."""
     if name not in os.environ:
         raise _launch_error(f"the environment sets {beside} but not {name}")
     try:

@@ -1,9 +1,9 @@
 """Work of rank 0 for which the others wait, however long it takes while it makes progress.
 
-The order of the samples takes time in proportion to their number, 79 s for 100 billion tokens
-(docs/data-format.md), and a collective waits for parallel.timeout_seconds at most. So rank 0 tells
-the others, from a thread, that it is still at it. A rank 0 that hangs is found by its own watch,
-and one that is gone by the others'.
+Computing the order of the samples takes time in proportion to their number, 79 s for 100 billion
+tokens (docs/data-format.md), and a collective waits for parallel.timeout_seconds at most. So a
+thread of rank 0 tells the others that the work goes on. If rank 0 hangs, its own watch ends it; if
+it is gone, the watches of the others notice.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ from pretrain.ranks.watch import Watch
 
 @contextmanager
 def others_waiting(context: ParallelContext, watch: Watch) -> Iterator[None]:
-    """Hold the other ranks before the block until rank 0 has left it (collective).
-
-    Args:
-        context: this rank's place in the layout.
-        watch: of this rank.
-    """
+    """Make the other ranks wait before the block until rank 0 has left it (collective)."""
     if context.world_size == 1:
         yield
     elif context.is_first:
@@ -41,7 +36,7 @@ def others_waiting(context: ParallelContext, watch: Watch) -> Iterator[None]:
 
 
 class _Teller:
-    """A thread of rank 0 that says every few seconds that the work goes on."""
+    """A thread of rank 0 that tells the others every few seconds that the work goes on."""
 
     def __init__(self, device: torch.device, every: float) -> None:
         self._device = device
@@ -52,7 +47,7 @@ class _Teller:
         self._thread.start()
 
     def end(self) -> None:
-        """Say that the work has ended.
+        """Tell the others that the work has ended.
 
         Raises:
             RuntimeError: another rank is gone.

@@ -9,26 +9,25 @@ from pathlib import Path
 import torch
 
 TRACE_ENTRIES = 2000
-"""The last collectives of a rank that NCCL's flight recorder remembers."""
+"""Number of a rank's last collectives that NCCL's flight recorder keeps."""
 
 
 def use_arithmetic(*, deterministic: bool, reduced_precision_reduction: bool) -> None:
-    """Set how products and sums are made in this process from now on.
+    """Set how this process computes products and sums from now on.
 
     Args:
-        deterministic: the same bits in every run on the same kind of GPU. An operation that has no
-            such form raises RuntimeError, with torch's own sentence.
-        reduced_precision_reduction: cuBLAS may add up in bf16 the parts of a product that it
-            splits.
+        deterministic: Compute the same bits in every run on the same kind of GPU. An operation
+            without a deterministic form raises torch's RuntimeError.
+        reduced_precision_reduction: Let cuBLAS add the parts of a product that it splits in bf16.
     """
     if deterministic:
-        # Without it cuBLAS takes its workspace from a pool, and so chooses among algorithms by
-        # chance.
+        # Without this setting cuBLAS takes its workspace from a pool, and its choice of algorithms
+        # varies between runs.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Only where it differs: torch imports its compiler for that.
+    # Set only if it differs, because setting it imports torch's compiler.
     if deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(deterministic)
-    # Filling new memory would only show reads of what nobody wrote, at the price of a pass over it.
+    # Filling new memory costs a pass over it and would only reveal reads of unwritten memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = False
@@ -39,9 +38,9 @@ def record_collectives(file: Path, environment: MutableMapping[str, str] = os.en
     """Let NCCL's flight recorder write a file for each rank when a collective times out.
 
     Args:
-        file: what the files' names begin with; the rank follows. Read them with `python -m
-            torch.distributed.flight_recorder.fr_trace`. What the user has set stays.
-        environment: of this process; what the user has set stays.
+        file: Start of the files' names; the rank follows. Read the files with `python -m
+            torch.distributed.flight_recorder.fr_trace`.
+        environment: Environment of this process; variables that the user has set keep their values.
     """
     settings = {
         "TORCH_FR_BUFFER_SIZE": str(TRACE_ENTRIES),

@@ -54,8 +54,7 @@ class ParallelContext:
     tensor_parallel_group: dist.ProcessGroup
     mpu: DeepSpeedMpu
     earlier_groups: frozenset[dist.ProcessGroup]
-    """Groups that the process had before, and keeps: who has joined the other ranks also leaves
-    them."""
+    """Groups that existed before this run joined; whoever created them also destroys them."""
 
     @property
     def is_first(self) -> bool:
@@ -63,10 +62,10 @@ class ParallelContext:
 
 
 class DeepSpeedMpu:
-    """The model-parallel interface DeepSpeed asks for, answered by megatron-core's parallel_state.
+    """The model-parallel interface that DeepSpeed expects, on megatron-core's parallel_state.
 
-    DeepSpeed's "model parallel" is our tensor parallel: there is no pipeline. It must not have
-    `initialize_sequence_parallel`, by which DeepSpeed recognises its own Ulysses groups.
+    DeepSpeed's "model parallel" is our tensor parallel: there is no pipeline. This class must not
+    define `initialize_sequence_parallel`, by which DeepSpeed recognises its own Ulysses groups.
     """
 
     def __init__(self) -> None:
@@ -91,13 +90,12 @@ def initialize_distributed(
 ) -> ParallelContext:
     """Join the other ranks and build the tensor- and data-parallel groups.
 
-    In megatron-core's order: tensor-parallel ranks are neighbours (same node), and data-parallel
-    groups stride over them.
+    The order is megatron-core's: tensor-parallel ranks are neighbours (same node), and
+    data-parallel groups stride over them.
 
     Args:
-        launch: this process's place among the ranks.
-        tensor_parallel_size: ranks that share one copy of the model.
-        timeout_seconds: after which a collective that hangs ends the run.
+        tensor_parallel_size: Number of ranks that share one copy of the model.
+        timeout_seconds: Seconds after which a hanging collective ends the run.
 
     Raises:
         UserError: the other ranks did not come within the timeout.
@@ -109,11 +107,11 @@ def initialize_distributed(
     if warning is not None and launch.rank == 0:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     if tensor_parallel_size > 1:
-        # megatron-core orders its overlapped collectives by it; without them it would only keep
-        # ZeRO's stream from overlapping. CUDA reads it when it is first used.
+        # megatron-core orders its overlapped tensor-parallel collectives by this variable. Without
+        # them it would only keep ZeRO's stream from overlapping. CUDA reads it on its first use.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     device = own_device(launch.local_rank)
-    # DeepSpeed takes the GPU of this number, and neither srun nor a process on its own has it.
+    # DeepSpeed takes the GPU of this number; neither srun nor a single process sets the variable.
     os.environ["LOCAL_RANK"] = str(launch.local_rank if device.index is None else device.index)
     timeout = timedelta(seconds=timeout_seconds)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -126,9 +124,9 @@ def initialize_distributed(
     with one_group_per_ranks():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=tensor_parallel_size,
-            # They become a timedelta, so parts of a minute count.
+            # megatron-core makes a timedelta of them, so fractions of a minute count.
             distributed_timeout_minutes=timeout_seconds / 60,
-            # They would be second copies, for parts of it that are not used here.
+            # Second copies of the groups, for parts of megatron-core that are not used here.
             create_gloo_process_groups=False,
         )
     prepare_megatron_core(device)
@@ -147,25 +145,25 @@ def initialize_distributed(
 
 
 def shutdown_distributed(context: ParallelContext) -> None:
-    """Leave the groups that `initialize_distributed` made, and let go of all that holds them."""
+    """Destroy the groups of `initialize_distributed` and release everything that holds them."""
     forget_models()
     release_groups(keep=context.earlier_groups)
-    gc.collect()  # models refer to their groups, and to themselves
+    gc.collect()  # models refer to their groups, and are parts of reference cycles
 
 
 def import_deepspeed() -> ModuleType:
-    """Import DeepSpeed for torch's device, without its chatter and its shared-memory all-reduce.
+    """Import DeepSpeed for torch's device, without its log lines and shared-memory all-reduce.
 
-    Its `BF16_Optimizer` would print eighteen lines about memory, after collecting all garbage six
-    times, and wait for the device to learn whether the norm is finite, which `GuardedUpdate` judges
-    on the device, and copy each gradient to fp32 before adding it.
+    Unpatched, `BF16_Optimizer` prints eighteen lines about memory after six garbage collections. It
+    also waits for the device to learn whether the norm is finite, which `GuardedUpdate` decides on
+    the device, and copies each gradient to fp32 before adding it.
 
     On the CPU `deepspeed.comm.torch` builds an op that leaves 66 MB per rank and run in /dev/shm
-    (`deepspeed_allreduce_buffer_*`) and nothing frees them; gloo does the same all-reduce.
-    Importing that module by attribute yields PyTorch's own, hence `sys.modules`.
+    (`deepspeed_allreduce_buffer_*`), which nothing frees; gloo does the same all-reduce. Importing
+    that module by attribute yields PyTorch's own, hence `sys.modules`.
 
     Raises:
-        UserError: a DeepSpeed this program was not written against.
+        UserError: the installed DeepSpeed is of an unsupported version.
     """
     ours = version("deepspeed")
     if not ours.startswith(SUPPORTED_DEEPSPEED):
@@ -192,16 +190,16 @@ def import_deepspeed() -> ModuleType:
 
 
 def _nothing(*arguments: object, **keywords: object) -> None:
-    """Stand in for what DeepSpeed would print, wait for or build."""
+    """Replace a function of DeepSpeed that prints, waits or builds an op."""
 
 
 def _never(norm: object) -> bool:
-    """Stand in for DeepSpeed's question whether the norm is finite."""
+    """Replace DeepSpeed's check for an invalid norm, which waits for the device."""
     return False
 
 
 def _mark_not_finite(norm: torch.Tensor, device: object = None, val: float = -1.0) -> None:
-    """Put `val` in the place of what is not finite, without a copy to the device."""
+    """Replace values that are not finite by `val`, without a copy to the device."""
     norm.masked_fill_(~norm.isfinite(), val)
 
 
@@ -221,27 +219,24 @@ def _add_gradient(
 def set_seeds(run_seed: int, step: int, micro_batch: int, tensor_parallel_rank: int) -> None:
     """Make dropout a function of (seed, step, micro batch, tensor-parallel rank).
 
-    Counting micro batches over the whole global batch makes the masks independent of how it is
-    spread over data-parallel ranks. A resumed step draws what the uninterrupted one drew: no
+    Micro batches are counted over the global batch, so the masks do not depend on the number of
+    data-parallel ranks. A resumed step draws the same masks as an uninterrupted one, so no
     generator has to be saved.
 
     Args:
-        run_seed: `run.seed`.
-        step: of the optimizer.
-        micro_batch: its number in the global batch.
-        tensor_parallel_rank: of this rank.
+        micro_batch: Number of the micro batch in the global batch.
     """
-    shared = _hash_seed(run_seed, step, micro_batch, "shared")
-    own = _hash_seed(run_seed, step, micro_batch, f"tensor-parallel-{tensor_parallel_rank}")
-    seed_dropout(shared, own)
+    shared_seed = _hash_seed(run_seed, step, micro_batch, "shared")
+    rank_seed = _hash_seed(run_seed, step, micro_batch, f"tensor-parallel-{tensor_parallel_rank}")
+    seed_dropout(shared_seed, rank_seed)
 
 
 def agree(values: list[float], device: torch.device) -> list[float]:
-    """Sum each number over all ranks, so that every rank takes the same decision (collective).
+    """Return each number's sum over all ranks, so that all ranks decide alike (collective).
 
     Args:
-        values: own numbers.
-        device: of the collective.
+        values: This rank's numbers.
+        device: Device of the collective.
     """
     tensor = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(tensor)
@@ -252,12 +247,11 @@ def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
     """Require the same `value` on all ranks (collective).
 
     Args:
-        name: of what is compared, for the message.
-        value: of this rank.
-        remedy: end of the message.
+        name: Noun phrase for the message.
+        remedy: End of the message.
 
     Raises:
-        UserError: on every rank, naming what differs and the first rank that differs.
+        UserError: on every rank, naming the first rank whose value differs.
     """
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -268,11 +262,11 @@ def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Raise on all ranks what one of them raises in the block (collective).
+    """Raise an error of one rank in the block on all ranks (collective).
 
     Raises:
-        UserError: the same on every rank: the error of the first rank that failed, an OSError or a
-            MethodError as a sentence.
+        UserError: the error of the first rank that failed, the same on every rank; an OSError or a
+            MethodError becomes a sentence.
     """
     failure: UserError | None = None
     try:
@@ -288,7 +282,7 @@ def together() -> Iterator[None]:
         )
     failures: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
-    first = next((each for each in failures if each is not None), None)
+    first = next((error_of_rank for error_of_rank in failures if error_of_rank is not None), None)
     if first is not None:
         raise first
 
@@ -296,7 +290,7 @@ def together() -> Iterator[None]:
 def _rendezvous(
     backend: str, launch: LaunchEnvironment, timeout: timedelta, gpu: torch.device | None
 ) -> None:
-    """Join the other ranks; with this rank's GPU named, NCCL connects at once."""
+    """Join the other ranks; if `gpu` is set, NCCL connects at once."""
     alone = launch.world_size == 1 and meeting_point() is None
     try:
         if launch.rank > 0:
@@ -330,7 +324,7 @@ def _rendezvous(
 def wait_for_first_rank(timeout: timedelta) -> None:
     """Wait until rank 0 listens.
 
-    torch would wait too, but twice as long and with pages of C++ on stderr.
+    torch would wait as well, but twice as long and with pages of C++ on stderr.
     """
     address = meeting_point()
     assert address is not None, "a process on its own has no other rank to wait for"

@@ -1,7 +1,8 @@
-"""Idleness: a process that neither computes nor reads nor writes, and the file that it waits for.
+"""Detection of an idle process, and the file that it waits for.
 
-A call into a file system that has stopped answering does not return, and raises no error. Where all
-ranks wait for the same file, no collective fails for it either.
+An idle process neither computes nor reads nor writes. A call into a file system that has stopped
+answering does not return and raises no error. If all ranks wait for the same file, no collective
+fails either.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from pathlib import Path
 from pretrain.ranks.environment import speaks_for_all
 
 PATIENCE = 2.0
-"""Timeouts of idleness after which a process ends: a collective that waits in vain comes first."""
+"""Idle timeouts after which a process ends; more than 1, so that collectives time out first."""
 _BUSY = 0.02
-"""Share of a core below which a process counts as idle: threads that only look at clocks use it."""
+"""Share of a core below which a process counts as idle; polling threads use less."""
 _BYTES_A_SECOND = 4096
-"""Bytes read and written below which it does: a lock's renewal needs some."""
+"""Bytes read and written per second below which a process counts as idle; renewing a lock needs
+some."""
 
 
 class Idleness:
     """The time for which this process has been idle.
 
     Attributes:
-        seconds: of it, at the last look.
+        seconds: Seconds of idleness at the last look.
     """
 
     def __init__(self) -> None:
@@ -37,7 +39,7 @@ class Idleness:
         self._moved = _moved_bytes()
 
     def look(self, passed: float) -> None:
-        """Take what has happened in the `passed` seconds since the last look."""
+        """Update `seconds` from the activity in the `passed` seconds since the last look."""
         spent = time.process_time()
         moved = _moved_bytes()
         idle = (
@@ -49,7 +51,7 @@ class Idleness:
 
 
 def _moved_bytes() -> int:
-    """Return the bytes that this process has read and written in its life; 0 if not known."""
+    """Return the bytes that this process has read and written so far; 0 if unknown."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
         return sum(
@@ -60,13 +62,13 @@ def _moved_bytes() -> int:
 
 
 def file_in_use(thread: int) -> Path | None:
-    """Return the path that a thread's innermost calls work on; None: they name none.
+    """Return the path among the local variables of a thread's innermost calls; None without one.
 
-    Beyond the innermost function that is not Python's own a path would be of something else. Who
-    is inside torch waits for other ranks.
+    The search ends at the innermost function outside the standard library, since callers' paths may
+    concern other files. A thread inside torch waits for other ranks, not for a file.
 
     Args:
-        thread: its identifier.
+        thread: Identifier of the thread.
     """
     frame = sys._current_frames().get(thread)
     while frame is not None:
@@ -88,14 +90,13 @@ def waited_for(file: Path | None) -> str:
 
 
 @contextmanager
-def ending_when_idle(place: str, timeout_seconds: float) -> Iterator[None]:
+def ending_when_idle(task: str, timeout_seconds: float) -> Iterator[None]:
     """End this process if it waits in the block for a file that does not answer.
 
-    For what comes before the ranks meet; then `watch.Watch` does the same, and needs torch.
+    Use this before the ranks meet; later `watch.Watch` does the same, and needs torch.
 
     Args:
-        place: what the block does, for the sentence.
-        timeout_seconds: parallel.timeout_seconds.
+        task: Noun phrase for the work in the block, such as "reading the data".
     """
     ended = threading.Event()
     thread = threading.get_ident()
@@ -107,8 +108,8 @@ def ending_when_idle(place: str, timeout_seconds: float) -> Iterator[None]:
             idle.look(every)
             if idle.seconds > PATIENCE * timeout_seconds:
                 if speaks_for_all():
-                    what = waited_for(file_in_use(thread))
-                    print(f"error: {place} took {idle.seconds:.0f} s: {what}", file=sys.stderr)
+                    clause = waited_for(file_in_use(thread))
+                    print(f"error: {task} took {idle.seconds:.0f} s: {clause}", file=sys.stderr)
                     sys.stderr.flush()
                 os._exit(2)
 

@@ -1,8 +1,8 @@
-"""Standard output and error that may go away without ending what shows itself there.
+"""Standard output and error that may fail without ending the process.
 
 A training outlives its terminal: the reader of a pipe ends (`| head`, `| tee` at Ctrl-C), ssh
-drops, the disk of a log file is full. Without this file the next line printed would end the
-process, and everything since its last checkpoint would be lost.
+drops, the disk of a log file is full. Without this file the next printed line would end the
+process, and the steps since the last checkpoint would be lost.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from data_pipeline.io.words import guard_output
 
 
 class Display:
-    """A text stream that is given up, once and for all, when it can no longer be written.
+    """A text stream that discards everything after the first failed write.
 
     Args:
-        stream: standard output or error.
-        name: of the stream, for people.
-        other: where the loss is told, once; None: nowhere.
+        stream: Standard output or standard error.
+        name: Name of the stream for messages.
+        other: Stream that gets one warning about the loss; None: no warning.
     """
 
     def __init__(self, stream: TextIO, name: str, other: Display | None = None) -> None:
@@ -34,23 +34,16 @@ class Display:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write text, or nothing if the stream is gone.
-
-        Args:
-            text: to write.
-
-        Returns:
-            The number of characters, written or not.
-        """
+        """Write text unless the stream is gone; return its length in either case."""
         if not self._gone:
             try:
                 self._stream.write(text)
-            except (OSError, ValueError) as error:  # ValueError: the stream has been closed
+            except (OSError, ValueError) as error:  # ValueError: the stream is closed
                 self._give_up(error)
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
-        """Write lines as they are."""
+        """Write lines without adding separators."""
         for line in lines:
             self.write(line)
 
@@ -63,7 +56,7 @@ class Display:
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Write to nowhere from now on; libraries that write to the descriptor do so, too."""
+        """Discard all output from now on, also that of libraries that write to the descriptor."""
         self._gone = True
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -79,7 +72,7 @@ class Display:
 
 
 def outlive_output() -> None:
-    """Let this process live on when nobody reads its standard output or error any more."""
+    """Keep this process alive when its standard output or error can no longer be written."""
     guard_output()
     stdout: Any = sys.stdout
     stderr: Any = sys.stderr
@@ -94,7 +87,7 @@ def outlive_output() -> None:
 def say_at_once(text: str) -> None:
     """Write a line to standard output from a signal handler, if it can be written.
 
-    A stream that the signal has interrupted while it wrote must not be called again.
+    Writes to the descriptor, because the signal may have interrupted the stream's own write.
     """
     with suppress(OSError):
         os.write(1, f"{text}\n".encode())

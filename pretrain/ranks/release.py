@@ -1,11 +1,11 @@
 """Release of a finished training: references that megatron-core and DeepSpeed keep.
 
-A process group lives, with its threads and sockets, as long as anything refers to it. Both
-libraries refer to the groups of past trainings, or to models that have them, from module globals
-and from caches on classes.
+A process group keeps its threads and sockets as long as anything refers to it. Both libraries refer
+to the groups of past trainings, or to models that hold them, from module globals and from caches on
+classes.
 
-Version-sensitive: the names below are those of megatron-core 0.16 to 0.19 and DeepSpeed 0.19. One
-that is renamed makes itself felt: tests/distributed/test_release.py counts the threads of a process
+Version-sensitive: the names below are those of megatron-core 0.16 to 0.19 and DeepSpeed 0.19. A
+renamed one is noticed by tests/distributed/test_release.py, which counts the threads of a process
 that trains many times.
 """
 
@@ -29,7 +29,7 @@ def release_engine(engine: Any) -> None:
 
 
 def forget_models() -> None:
-    """Clear the caches that hold modules after their use."""
+    """Clear the libraries' caches that keep references to modules."""
     from deepspeed.runtime.zero import parameter_offload
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
@@ -46,16 +46,16 @@ def forget_models() -> None:
 
 
 def release_groups(keep: frozenset[dist.ProcessGroup]) -> None:
-    """Destroy every group but `keep`; with none to keep, leave torch.distributed altogether."""
+    """Destroy every group but `keep`; if `keep` is empty, shut torch.distributed down."""
     from deepspeed import comm
     from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()
-    # The two that it forgets:
+    # The two groups that megatron-core forgets:
     parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = None
     parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO = None
     if not keep:
-        comm.destroy_process_group()  # torch's groups, and what DeepSpeed remembers of them
+        comm.destroy_process_group()  # torch's groups, and DeepSpeed's records of them
         return
     for group in sorted(existing_groups() - keep, key=lambda group: group.group_name):
         comm.destroy_process_group(group)

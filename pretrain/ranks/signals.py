@@ -1,6 +1,6 @@
 """Signals that ask for a stop, as flags that the loop reads between steps.
 
-Imports nothing heavy on purpose: the handlers must be in place before torch is imported, or an
+This file imports nothing heavy: the handlers must be installed before torch is imported, or an
 early signal kills the rank.
 """
 
@@ -15,32 +15,33 @@ from pretrain.ranks.environment import speaks_for_all
 from pretrain.ranks.output import say_at_once
 
 CONTINUE_LATER = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-"""Asks for a checkpoint with more to do: a site's warning of a time limit or of a preemption."""
+"""Signals for a checkpoint of a run to be continued: a site's warning of a time limit or of a
+preemption."""
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Asks for a checkpoint and an end: a person's, a site's, or that of a terminal that goes away."""
+"""Signals for a checkpoint and an end, from a person, a site or a terminal that closes."""
 
 
 def handle_requests(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Give a handler to every signal that asks for an end (main thread only).
+    """Install a handler for every signal that asks for an end (main thread only).
 
-    Under nohup SIGHUP comes ignored, and stays so.
+    SIGHUP stays ignored where nohup has set it so.
 
     Args:
-        handler: called with the number of the signal and the frame that it interrupts.
+        handler: Called with the number of the signal and the interrupted frame.
 
     Returns:
-        {signal: its handler before}.
+        {signal: its earlier handler}.
     """
-    before: dict[int, Any] = {}
+    earlier_handlers: dict[int, Any] = {}
     for number in (*CONTINUE_LATER, *STOP):
         if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
             continue
-        before[number] = signal.signal(number, handler)
-    return before
+        earlier_handlers[number] = signal.signal(number, handler)
+    return earlier_handlers
 
 
 class StopSignals:
-    """Flags that say how this process was asked to stop.
+    """Flags for the kind of stop that signals have asked of this process.
 
     A second Ctrl-C interrupts at once.
     """
@@ -50,14 +51,14 @@ class StopSignals:
         self.stop = False
 
     def install(self) -> StopSignals:
-        """Put the handlers in place (main thread only)."""
+        """Install the handlers (main thread only)."""
         handle_requests(self._on_signal)
         return self
 
     def ignore(self) -> None:
-        """Ignore signals from here on: a late one must not change the exit code.
+        """Ignore signals from here on, so that a late one cannot change the exit code.
 
-        Python puts the default action back when it ends, but leaves ignored signals ignored.
+        At its end Python restores default actions, but leaves ignored signals ignored.
         """
         for number in (*CONTINUE_LATER, *STOP):
             signal.signal(number, signal.SIG_IGN)

@@ -1,12 +1,12 @@
-"""The name of a missing rank: every rank posts where it is, for those that wait.
+"""The watch that names a missing rank: every rank posts its progress for the others to read.
 
-A thread of each rank writes, some times within the timeout, how far the rank has come, into the
-store at which the ranks met. When a collective has waited in vain, the ranks look there: one that
-is silent has stopped, or its node is gone; one that still writes is behind, and says where. Ranks 0
-and 1 look all the time and end a run in which another was silent for the whole timeout, even if no
-collective tells them of it.
+A thread of each rank writes the rank's progress into the rendezvous store several times per
+timeout. When a collective times out, the ranks read the store: a silent rank has stopped or lost
+its node; a rank that still writes is behind, and says where. Ranks 0 and 1 read the store all the
+time and end a run in which another rank was silent for the whole timeout, even if no collective
+fails.
 
-The ranks then end at once: a collective that one rank has left cannot be ended in good order.
+The ranks then end at once, because no collective can finish after one rank has left it.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from pretrain.ranks.idle import PATIENCE, Idleness, file_in_use, waited_for
 
 EXIT_CODE = 2
 LOST = 1
-"""The exit code of a rank that has lost another: nobody's mistake, so that a job continues."""
+"""The exit code of a rank that has lost another; not a user error, so a job continues."""
 SIGNS_IN_TIMEOUT = 8
 MOST_SECONDS_BETWEEN = 10.0
 LATE = 2.5
-"""A rank is late with its next sign after this many times the time between two."""
+"""A rank is late with its next sign after this many intervals between signs."""
 LOOKOUTS = (0, 1)
-"""Ranks that look at all signs all the time; the others only when a collective has failed them."""
+"""Ranks that read all signs all the time; the others read them after a failed collective."""
 _STORE_ERRORS = (RuntimeError, OSError, ValueError)
 _IN_VAIN = ("timed out", "timeout")
-"""In the errors of gloo, of NCCL's blocking waits and of torch's store."""
+"""Words in the timeout errors of gloo, of NCCL's blocking waits and of torch's store."""
 _GONE = ("connection reset", "connection closed", "broken pipe", "remote process exited")
-"""In the errors of gloo and NCCL when the process at the other end has ended."""
+"""Words in the errors of gloo and NCCL when the process at the other end has ended."""
 
 
 @dataclass(frozen=True)
 class Sign:
-    """A sign of a rank.
+    """A sign of life that a rank posts.
 
     Attributes:
-        number: of the sign.
-        host: the rank's node.
-        passed: how many places the rank has passed.
-        place: the last of them.
-        held: the file that the rank waits for, if it does nothing else.
+        number: Number of the sign.
+        host: The rank's node.
+        passed: Number of stages that the rank has entered.
+        stage: The stage entered last.
+        held: The file that the rank waits for if it is idle; "" if it is not.
     """
 
     number: Count
     host: str
     passed: Count
-    place: str
+    stage: str
     held: str = ""
 
 
@@ -72,12 +72,10 @@ _SIGN = TypeAdapter(Sign)
 def end_process(sentence: str, code: int = EXIT_CODE, store: Any = None) -> NoReturn:
     """Print the sentence, unless another rank has printed one, and end this process at once.
 
-    For a wait that no error can end, because what would follow the error waits for the same thing.
+    Use this where raising an error would hang, because its handlers wait for the same thing.
 
     Args:
-        sentence: what is printed.
-        code: exit code.
-        store: where the ranks agree on who prints; by default the one at which they met.
+        store: Store in which the ranks agree on who prints; by default the rendezvous store.
     """
     first = True
     with suppress(*_STORE_ERRORS):
@@ -88,11 +86,11 @@ def end_process(sentence: str, code: int = EXIT_CODE, store: Any = None) -> NoRe
 
 
 class Watch:
-    """A rank's part of the watch. All ranks make it at the same time, after the rendezvous.
+    """A rank's part of the watch; all ranks create theirs together, after the rendezvous.
 
     Args:
-        held: what holds every rank, as a clause, asked when a collective has waited in vain; "" for
-            nothing.
+        held: Returns a clause about anything that holds up every rank, or ""; called after a
+            collective has timed out.
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class Watch:
         self._timeout = timeout_seconds
         self.seconds_between_signs = min(MOST_SECONDS_BETWEEN, timeout_seconds / SIGNS_IN_TIMEOUT)
         self._host = node_name()
-        self._passed, self._place = 0, "its start"
+        self._passed, self._stage = 0, "its start"
         self._signs: dict[int, Sign] = {}
         self._silent = dict.fromkeys(self._ranks, 0.0)
         self._idle = Idleness()
@@ -115,36 +113,37 @@ class Watch:
         self._whole_store: Any = None
         if len(self._ranks) > 1:
             store: Any = _get_default_store()
-            store = store.clone()  # a client of its own, with its own timeout
+            store = store.clone()  # a separate client, so that its timeout is not the collectives'
             store.set_timeout(timedelta(seconds=max(1.0, self.seconds_between_signs)))
             self._whole_store = store
-            # A process that trains several times, as tests do, meets at the same store.
+            # A process that trains several times, as tests do, meets at the same store, so every
+            # watch gets its own prefix.
             self._store = dist.PrefixStore(f"watch/{store.add(f'watch/{self._rank}', 1)}", store)
         self._thread.start()
 
-    def at(self, place: str) -> None:
-        """Post where this rank is from now on. All ranks post the same, in the same order."""
-        self._passed, self._place = self._passed + 1, place
+    def at(self, stage: str) -> None:
+        """Enter a stage; all ranks enter the same stages in the same order."""
+        self._passed, self._stage = self._passed + 1, stage
 
     def note_progress(self) -> None:
-        """Take it that another rank works for which this one waits: it is not idle."""
+        """Reset the idle timer: this rank waits for one that is making progress."""
         self._idle.seconds = 0.0
 
     def close(self) -> None:
-        """End the watch in good order."""
+        """Stop the watch's thread."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def explain(self, error: BaseException) -> None:
-        """Name the missing rank and end this process, if `error` is of a collective in vain.
+        """End this process with a sentence if `error` is a collective's timeout or lost connection.
 
-        If it says that another process has ended, end this one with a sentence too.
+        Any other error returns.
         """
-        said = str(error).lower()
-        if len(self._ranks) > 1 and any(word in said for word in _GONE):
+        message = str(error).lower()
+        if len(self._ranks) > 1 and any(word in message for word in _GONE):
             self._end(self._lost(), LOST)
-        if len(self._ranks) > 1 and any(word in said for word in _IN_VAIN):
+        if len(self._ranks) > 1 and any(word in message for word in _IN_VAIN):
             seconds = (LATE + 1) * self.seconds_between_signs
             if self._rank not in LOOKOUTS:
                 self._look(0.0)
@@ -156,17 +155,18 @@ class Watch:
 
     def _run(self) -> None:
         number = 0
-        place = self._passed
-        before = time.monotonic()
+        entered = self._passed
+        last_round = time.monotonic()
         while not self._ended.is_set():
             number += 1
-            # A process that was suspended itself has not seen the silence of others meanwhile.
+            # A process that was suspended has not seen the silence of the others meanwhile, so one
+            # round counts for two intervals at most.
             now = time.monotonic()
-            passed = min(now - before, 2 * self.seconds_between_signs)
-            before = now
+            passed = min(now - last_round, 2 * self.seconds_between_signs)
+            last_round = now
             self._idle.look(passed)
-            if place != self._passed:
-                place = self._passed
+            if entered != self._passed:
+                entered = self._passed
                 self._idle.seconds = 0.0
             if len(self._ranks) > 1:
                 self._post(number, passed)
@@ -180,24 +180,24 @@ class Watch:
             self._ended.wait(self.seconds_between_signs)
 
     def _post(self, number: int, passed: float) -> None:
-        """Post where this rank is, and look at the others."""
+        """Post this rank's sign; the lookouts then read all signs."""
         idle = self._idle.seconds > LATE * self.seconds_between_signs
         held = str(file_in_use(self._of) or "") if idle else ""
-        sign = Sign(number, self._host, self._passed, self._place, held=held)
+        sign = Sign(number, self._host, self._passed, self._stage, held=held)
         try:
             with self._using_store:
                 self._store.set(str(self._rank), json.dumps(vars(sign)))
         except _STORE_ERRORS:
-            # The store is in rank 0, or in the launcher, which ends all ranks.
+            # The store lives in rank 0, or in the launcher, which ends all ranks.
             self._silent[0] += passed
         else:
             if self._rank in LOOKOUTS:
                 self._look(passed)
 
     def _own_wait(self) -> str:
-        """Return the sentence about this rank, which has waited outside of any collective.
+        """Return the sentence about this rank, which has been idle for too long.
 
-        Or in one that has not failed yet, for a rank that says what it waits for.
+        It waits for a file, or in a collective for a rank that posts the file it waits for.
         """
         if len(self._ranks) > 1:
             self._look(0.0)
@@ -205,26 +205,27 @@ class Watch:
             return self.sentence()
         return (
             f"rank {self._rank} on {self._host} waited {self._idle.seconds:.0f} s "
-            f"(parallel.timeout_seconds is {self._timeout:g}) at {self._place}: "
+            f"(parallel.timeout_seconds is {self._timeout:g}) at {self._stage}: "
             f"{self._held() or waited_for(file_in_use(self._of))}; then the same command "
             "continues from the newest checkpoint"
         )
 
     def _look(self, passed: float) -> None:
-        """Read all signs, `passed` seconds after the last time."""
+        """Read all signs, `passed` seconds after the previous look."""
         with suppress(*_STORE_ERRORS), self._using_store:
+            # Reading a key that does not exist yet would block until the store's timeout.
             come = [r for r in self._ranks if r in self._signs or self._store.check([str(r)])]
             for rank, text in zip(
                 come, self._store.multi_get([str(rank) for rank in come]), strict=True
             ):
                 sign = _SIGN.validate_python(parse_json(text))
-                known = self._signs.get(rank)
-                silent = known is not None and known.number == sign.number
+                previous = self._signs.get(rank)
+                silent = previous is not None and previous.number == sign.number
                 self._silent[rank] = self._silent[rank] + passed if silent else 0.0
                 self._signs[rank] = sign
 
     def _late(self) -> list[int]:
-        """Return the ranks that have given no sign for too long."""
+        """Return the other ranks that have posted no new sign for too long."""
         late = LATE * self.seconds_between_signs
         return [
             rank for rank, seconds in self._silent.items() if seconds > late and rank != self._rank
@@ -237,51 +238,50 @@ class Watch:
     def _lost(self) -> str:
         return (
             f"rank {self._rank} on {self._host} lost its connection to another rank at "
-            f"{self._place}: that one has ended, or its node is gone; look at its log and its "
+            f"{self._stage}: that one has ended, or its node is gone; look at its log and its "
             "node; then the same command continues from the newest checkpoint"
         )
 
     def sentence(self) -> str:
-        """Return the sentence that names the rank that did not come, as far as the signs say."""
+        """Return the sentence that names the missing rank, as far as the signs tell."""
         waited = f"rank {self._rank} waited {self._timeout:g} s (parallel.timeout_seconds)"
-        here = f"{waited} at {self._place}"
+        waiting = f"{waited} at {self._stage}"
         again = "; then the same command continues from the newest checkpoint"
         silent = self._late()
         if silent:
-            named = " and ".join(self._name(rank) for rank in silent[:4])
+            names = " and ".join(self._name(rank) for rank in silent[:4])
             more = f" and {len(silent) - 4} more" if len(silent) > 4 else ""
             return (
-                f"{named}{more} gave no sign while {here}: it was stopped, or its node is gone; "
+                f"{names}{more} gave no sign while {waiting}: it was stopped, or its node is gone; "
                 f"look at its node and its log{again}"
             )
         signs = {rank: sign for rank, sign in self._signs.items() if rank != self._rank}
         held = next((rank for rank, sign in signs.items() if sign.held), None)
         if held is not None:
             why = self._held() or waited_for(Path(signs[held].held))
-            return f"{self._name(held)} did not come while {here}: {why}{again}"
+            return f"{self._name(held)} did not come while {waiting}: {why}{again}"
         if why := self._held():
-            return f"{here}: {why}{again}"
+            return f"{waiting}: {why}{again}"
         behind = min(signs, key=lambda rank: signs[rank].passed, default=None)
         if behind is not None and signs[behind].passed < self._passed:
-            late = f"{self._name(behind)} did not come while {here}"
+            late = f"{self._name(behind)} did not come while {waiting}"
             return f"{late}; look at what holds it, in its log{again}"
-        return f"{here} and no rank is behind: look at the network between the nodes{again}"
+        return f"{waiting} and no rank is behind: look at the network between the nodes{again}"
 
     def _name(self, rank: int) -> str:
         sign = self._signs.get(rank)
-        return f"rank {rank} on {sign.host} (last seen at {sign.place})" if sign else f"rank {rank}"
+        return f"rank {rank} on {sign.host} (last seen at {sign.stage})" if sign else f"rank {rank}"
 
 
 @contextmanager
 def watching(
     launch: LaunchEnvironment, timeout_seconds: float, held: Callable[[], str] = str
 ) -> Iterator[Watch]:
-    """Watch over the block: a collective that waits in vain ends the process with a sentence.
+    """Watch over the block: a collective that times out ends the process with a sentence.
 
     Args:
-        launch: this process's place among the ranks.
-        timeout_seconds: of a collective.
-        held: returns a sentence if something else holds this rank up, else "".
+        timeout_seconds: Timeout of a collective.
+        held: Returns a clause about anything that holds up every rank, or "".
     """
     watch = Watch(launch, timeout_seconds, held)
     try:

@@ -1,4 +1,4 @@
-"""Error lines of a log: our own `error: …`, and the last line of a traceback."""
+"""Error lines of a log: this program's `error: …`, and the last line of a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table of text cells, shown in Markdown and on the terminal."""
+"""Tables of text cells, shown in Markdown and on the terminal."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rich.text import Text
 from data_pipeline.io.words import shown
 
 REMARKS = "what may be said"
-"""Title of a last column of clauses; on a page they are sentences below the table."""
+"""Title of a last column of clauses; a page shows them as sentences below the table."""
 R = TypeVar("R")
 Record = TypeVar("Record", contravariant=True)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Table of text.
+    """A table of text.
 
     Attributes:
-        header: titles of the columns.
-        rows: as many cells each as `header`; a line break in a cell is for the terminal.
-        text_columns: numbers of the columns with words; the others hold numbers, flush right.
-        title: shown by whoever shows the table, not by the functions of this module.
+        header: Titles of the columns.
+        rows: As many cells each as `header`; a line break in a cell is for the terminal.
+        text_columns: Numbers of the columns with words; the others hold numbers, flush right.
+        title: Title, which the caller shows, not this module.
     """
 
     header: Sequence[str]
@@ -36,12 +36,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Column(Generic[Record]):
-    """Column of a table that is made of records.
+    """A column of a table that is made of records.
 
     Attributes:
-        title: its cell in the header.
-        cell: returns the text of a record.
-        in_words: the column holds words, flush left.
+        title: Cell in the header.
+        cell: Returns the text of a record.
+        in_words: Whether the column holds words, flush left.
     """
 
     title: str
@@ -50,13 +50,7 @@ class Column(Generic[Record]):
 
 
 def table_of(records: Iterable[R], columns: Sequence[Column[R]], title: str = "") -> Table:
-    """Return the table with a row for each record.
-
-    Args:
-        records: what the rows are made of.
-        columns: how their cells are made.
-        title: of the table.
-    """
+    """Return a table with one row per record."""
     words = [index for index, column in enumerate(columns) if column.in_words]
     rows = [tuple(column.cell(record) for column in columns) for record in records]
     return Table(tuple(column.title for column in columns), rows, words, title)
@@ -74,9 +68,8 @@ def rich_table(table: Table, *, between_rows: bool = False, bare: bool = False) 
     """Return the table for a rich console, without its title; cells are shown without markup.
 
     Args:
-        table: what is shown.
-        between_rows: draw a line between any two rows.
-        bare: draw no lines at all.
+        between_rows: Whether to draw a line between any two rows.
+        bare: Whether to draw no lines at all.
     """
     lines: dict[str, Any] = (
         {"box": None} if bare else {"show_lines": between_rows, "show_edge": False}

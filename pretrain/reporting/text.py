@@ -18,9 +18,8 @@ class Spread:
     """Mean and standard deviation of a few values.
 
     Attributes:
-        n: number of values.
-        mean: their mean.
-        sd: standard deviation, n - 1 in the denominator; None for a single value.
+        n: Number of values.
+        sd: Standard deviation, n - 1 in the denominator; None for a single value.
     """
 
     n: int
@@ -39,10 +38,10 @@ def spread(values: Sequence[float]) -> Spread | None:
 def spread_of_all(values: Sequence[float | None]) -> Spread | None:
     """Return mean and standard deviation; None where a value is missing.
 
-    A mean of the values that are there would mislead.
+    A mean of the present values alone would mislead.
     """
-    known = [value for value in values if value is not None]
-    return spread(known) if len(known) == len(values) else None
+    present = [value for value in values if value is not None]
+    return spread(present) if len(present) == len(values) else None
 
 
 def perplexity(mean_loss: float) -> float:
@@ -57,22 +56,12 @@ NOTHING = "–"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with thousands separated; a dash for None.
-
-    Args:
-        value: the number.
-        digits: digits after the point.
-    """
+    """Return a number with thousands separated, to `digits` after the point; a dash for None."""
     return NOTHING if value is None else f"{value:,.{digits}f}"
 
 
 def signed(value: float | None, digits: int = 4) -> str:
-    """Return a number with its sign; a dash for None.
-
-    Args:
-        value: the number.
-        digits: digits after the point.
-    """
+    """Return a number with its sign, to `digits` after the point; a dash for None."""
     return NOTHING if value is None else f"{value:+,.{digits}f}"
 
 
@@ -87,13 +76,11 @@ def percent(ratio: float | None) -> str:
 
 
 def mean_sd(value: Spread | None, digits: int, separator: str = " ", missing: str = NOTHING) -> str:
-    """Return `mean ± sd`; of a single value just that.
+    """Return `mean ± sd`; for a single value the mean alone.
 
     Args:
-        value: mean and deviation.
-        digits: digits after the point.
-        separator: what stands before the ±.
-        missing: text for None.
+        separator: Text before the ±.
+        missing: Text for None.
     """
     if value is None:
         return missing
@@ -102,13 +89,7 @@ def mean_sd(value: Spread | None, digits: int, separator: str = " ", missing: st
 
 
 def interval(low: float | None, high: float | None, digits: int = 4) -> str:
-    """Return `[low, high]`, signed; a dash where an end is None.
-
-    Args:
-        low: lower end.
-        high: upper end.
-        digits: digits after the point.
-    """
+    """Return `[low, high]`, signed; a dash where an end is None."""
     if low is None or high is None:
         return NOTHING
     return f"[{signed(low, digits)}, {signed(high, digits)}]"
@@ -130,9 +111,7 @@ def byte_count(count: float | None) -> str:
 def setting_text(value: Any, between_numbers: str = "+") -> str:
     """Return a setting's value as text: `none`, `core+low_rank`, `{0-3: 1.0, 4-7: 0.5}`.
 
-    Args:
-        value: the setting.
-        between_numbers: text that joins a list of numbers. A label is one word, joined by `+`.
+    between_numbers: Text that joins a list of numbers. A label is one word, joined by `+`.
     """
     return shown_in_line(_setting_text(value, between_numbers))
 

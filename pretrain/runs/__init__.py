@@ -2,12 +2,12 @@
 
 directory     names of the files, states, complete checkpoints, atomic writes
 lock          one training at a time in a run directory
-storage       sentences about a file system that refuses to write
+storage       sentences about a file system that refuses writes
 environment   environment.json: versions, commit, host, command
 position      progress of a run, and running statistics of its loss and gradient norm
 tags          every metric of a run: tag, unit, records that have it, its TensorBoard chart
 metrics_file  metrics.jsonl: append, cut back at a resume, read
 curves        metrics.jsonl as arrays
-facts         the files that describe a run, read back, their types judged
-removal       what may be removed of a run, judged in one place
+facts         the files that describe a run, read back and checked for their types
+removal       the removal of checkpoints and files, by one set of rules
 """

@@ -19,17 +19,16 @@ from pretrain.runs.tags import METRICS, Metric, metric_of
 Floats = NDArray[np.float64]
 _LARGEST = 1e300
 WARM_UP = 0.1
-"""This first share of a run's steps counts as start-up for speeds and, at least, for gradient
-norms."""
+"""First part of a run's steps that is start-up, for speeds and at least for gradient norms."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunCurves:
     """The curves of a run: one element per record of metrics.jsonl, [records].
 
-    `steps` ascend; `tokens` are those consumed up to and with the step. `curves[metric]`, or
-    `curves[tag]`, is a metric's own curve, [records], in the metric's unit; NaN where there is no
-    finite value. `last` is the last record as it is in the file.
+    `steps` ascend; `tokens` counts the tokens up to and including the step. `curves[metric]` or
+    `curves[tag]` is a metric's curve, [records], in the metric's unit; NaN without a finite value.
+    `last` is the last record as in the file.
     """
 
     steps: NDArray[np.int64]

@@ -1,19 +1,19 @@
 """The run directory: the contract between `train`, verbs that read runs, and users' tools.
 
-    RUN/config.yaml        everything that was set, resolved
+    RUN/config.yaml        all settings, resolved
         environment.json   versions, host, device, layout
-        data.json          what the data is
-        audit.json         what DeepSpeed holds
+        data.json          facts about the data
+        audit.json         contents of the DeepSpeed engine
         metrics.jsonl      one object per logged step
         tensorboard/       the same for TensorBoard
-        checkpoints/       step_00000123/ (it counts once it has a COMPLETE marker), latest
+        checkpoints/       step_00000123/ (counts once it has a COMPLETE marker), latest
         profile/           traces of the steps that telemetry.profile names
-        nccl_trace_rank_N  the last collectives of a rank, where one has timed out on GPUs
-        lock               who trains it now; gone when nobody does
+        nccl_trace_rank_N  the last collectives of a rank, after a timeout on GPUs
+        lock               the process that trains the run; missing if there is none
         state              one word: running, continue, stopped, diverged, finished
-        summary.json       the result, of a finished run
+        summary.json       the result of a finished run
 
-All these names are written here and nowhere else.
+No other file spells these names.
 """
 
 from __future__ import annotations
@@ -32,35 +32,34 @@ from pretrain.errors import UserError
 
 RUNNING = "running"
 CONTINUE = "continue"
-"""Saved after SIGUSR1 (a time limit or preemption is near), and there is more to do."""
+"""Saved after SIGUSR1 (a time limit or preemption is near), to be continued."""
 STOPPED = "stopped"
-"""Saved after SIGTERM or Ctrl-C, and nobody asked for more."""
+"""Saved after SIGTERM or Ctrl-C."""
 DIVERGED = "diverged"
 """Ended because the numbers are no longer finite."""
 FINISHED = "finished"
 
 MARKER = "COMPLETE"
-"""In a checkpoint's directory: all of it is there. It names every file and its size."""
+"""File of a complete checkpoint; names every other file and its size."""
 GOOD = "PROVEN"
-"""In a checkpoint's directory: the checkpoint is known good, because a loss of its weights was
-finite."""
+"""File of a checkpoint that is known good, because a loss of its weights was finite."""
 WITHDRAWN = "RUINED"
-"""In place of MARKER: the checkpoint was withdrawn, because its weights gave no finite loss."""
+"""Name of MARKER in a withdrawn checkpoint, whose weights gave no finite loss."""
 LOCK = "lock"
 DAMAGED_SUFFIX, INCOMPLETE_SUFFIX = ".damaged", ".incomplete"
-"""After the name of a checkpoint that is kept aside: for its content; because it has no MARKER."""
+"""Suffixes of checkpoints that are kept aside: with damaged files, and without a MARKER."""
 ABOUT = "checkpoint.json"
-"""In a checkpoint's directory: what it is; written after every rank's file, before MARKER."""
+"""File that describes a checkpoint; written after every rank's file, before MARKER."""
 _CHECKPOINT = re.compile(r"step_([0-9]{1,15})")
 _LEFT_BEHIND = re.compile(
     rf".+-[0-9]+{re.escape(TEMPORARY_SUFFIX)}|\.(latest|state)\..+|\.step_[0-9]+"
 )
-"""Temporary files, by the name of this version and of older ones; checkpoints half removed."""
+"""Temporary files, named by this version or older ones, and half-removed checkpoints."""
 _LONGEST_WORD = 100
 
 
 class RunDirectory:
-    """The places in the run directory `path`; nothing has to be there yet."""
+    """The paths in a run directory, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,20 +70,20 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.profile = path / "profile"
-        # The beginning of the name of a rank's flight recorder file; the rank follows.
+        # The start of the names of flight recorder files; the rank follows.
         self.collectives = path / "nccl_trace_rank_"
         self.checkpoints = path / "checkpoints"
-        # The newest checkpoint's name; the markers decide.
+        # Holds the newest checkpoint's name, for people; the program goes by the markers.
         self.latest = self.checkpoints / "latest"
         self.state_file = path / "state"
         self.summary = path / "summary.json"
         self.exports = path / "exports"  # under the checkpoints' names
 
     def require_run(self) -> None:
-        """Refuse a path that holds no run.
+        """Check that the path holds a run.
 
         Raises:
-            UserError: there is none.
+            UserError: the path holds no run.
         """
         if not self.config.is_file():
             raise UserError(
@@ -100,9 +99,9 @@ class RunDirectory:
         write_text_atomically(self.state_file, state + "\n")
 
     def is_finished(self) -> bool:
-        """Return whether the state says so and the result is there.
+        """Return whether the state is FINISHED and the summary exists.
 
-        A kill may fall between the two.
+        Both are needed, because a kill may come between the two writes.
         """
         return self.state() == FINISHED and self.summary.is_file()
 
@@ -119,7 +118,7 @@ class RunDirectory:
         """Return the complete checkpoint of a step, or the newest one.
 
         Raises:
-            UserError: there is none.
+            UserError: there is no such checkpoint.
         """
         complete = {step_of(path): path for path in self.complete_checkpoints()}
         if not complete:
@@ -129,15 +128,15 @@ class RunDirectory:
         if step is None:
             return complete[max(complete)]
         if step not in complete:
-            there = ", ".join(map(str, sorted(complete)))
+            steps = ", ".join(map(str, sorted(complete)))
             raise UserError(
-                f"--step {step}: {self.path} has complete checkpoints of step {there} only; "
+                f"--step {step}: {self.path} has complete checkpoints of step {steps} only; "
                 "choose one of these"
             )
         return complete[step]
 
     def unfinished_checkpoints(self) -> list[Path]:
-        """Return the checkpoints without a marker: their writing, or removal, was not finished."""
+        """Return the checkpoints without a marker, whose writing or removal was not finished."""
         marks = (MARKER, WITHDRAWN)
         return sorted(
             p for p in self._checkpoints() if not any((p / mark).exists() for mark in marks)
@@ -165,7 +164,7 @@ class RunDirectory:
         return checkpoint.with_name(f".{checkpoint.name.removeprefix('.')}")
 
     def half_removed(self) -> list[Path]:
-        """Return the checkpoints whose removal was begun, under their names of then."""
+        """Return the directories of checkpoints whose removal has begun."""
         return [
             path
             for path in self.checkpoints.glob(".step_*")
@@ -173,12 +172,12 @@ class RunDirectory:
         ]
 
     def temporary_files(self) -> list[Path]:
-        """Return what killed writes and removals have left, but for the locks of other starts."""
-        places = [place for place in (self.path, self.checkpoints) if place.is_dir()]
-        found = chain.from_iterable(place.iterdir() for place in places)
+        """Return the leftovers of killed writes and removals, except the locks of other starts."""
+        folders = [folder for folder in (self.path, self.checkpoints) if folder.is_dir()]
+        paths = chain.from_iterable(folder.iterdir() for folder in folders)
         return [
             path
-            for path in found
+            for path in paths
             if _LEFT_BEHIND.fullmatch(path.name) and not path.name.startswith(LOCK)
         ]
 
@@ -188,7 +187,7 @@ class RunDirectory:
         ]
 
     def newest_checkpoint(self) -> Path | None:
-        """Return the newest complete checkpoint; None where there is none."""
+        """Return the newest complete checkpoint; None without one."""
         return next(iter(self.complete_checkpoints()), None)
 
     def named_latest(self) -> Path | None:
@@ -223,7 +222,7 @@ def step_of(checkpoint: Path) -> int:
     """Return the step that a checkpoint's directory is named after.
 
     Raises:
-        ValueError: any other name.
+        ValueError: the directory is not named like a checkpoint.
     """
     match = _CHECKPOINT.fullmatch(checkpoint.name)
     if match is None:
@@ -232,27 +231,20 @@ def step_of(checkpoint: Path) -> int:
 
 
 def free_name(path: Path, suffix: str) -> Path:
-    """Return the first of `path` with `suffix`, `suffix`-2, `suffix`-3, … that does not exist.
-
-    Args:
-        path: the name to build on.
-        suffix: what is added to it.
-    """
+    """Return `path` plus the first of `suffix`, `suffix`-2, `suffix`-3, … that does not exist."""
     suffixes = chain([suffix], (f"{suffix}-{number}" for number in count(2)))
     return next(
-        aside for each in suffixes if not os.path.lexists(aside := path.with_name(path.name + each))
+        aside
+        for ending in suffixes
+        if not os.path.lexists(aside := path.with_name(path.name + ending))
     )
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a text so that the file holds either the old content or all of the new.
-
-    Args:
-        path: the file.
-        text: the new content.
+    """Write a text so that a kill leaves either the old content or all of the new one.
 
     Raises:
-        OSError: naming `path`; nothing of the new content is left.
+        OSError: the write failed; the error names `path`, and the old content stays.
     """
     replace_file(path, text.encode(), durable=False)
 
@@ -261,8 +253,7 @@ def write_json(path: Path, content: Any) -> None:
     """Write indented JSON atomically, with null for numbers that JSON does not have.
 
     Args:
-        path: the file.
-        content: what JSON can hold, NaN and infinity too.
+        content: Content that JSON can hold; NaN and infinity are allowed.
     """
     write_text_atomically(path, json.dumps(strict_json(content), indent=1) + "\n")
 

@@ -20,7 +20,7 @@ STARTED = "%Y-%m-%dT%H:%M:%S%z"
 
 
 def describe_environment(**facts: Any) -> dict[str, Any]:
-    """Return the content of environment.json: versions, commit, host, start, given facts."""
+    """Return the content of environment.json: versions, commit, host, start, and `facts`."""
     return {
         "python": sys.version.split()[0],
         "packages": package_versions(),
@@ -36,11 +36,12 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
 def earlier_settings(environment: Mapping[str, Any]) -> list[tuple[str, Any, int]]:
     """Return (section.key, value, last step) of settings that a resume has changed.
 
-    A branch, whose trunk is of another length, begins with its own. A start that a later one went
-    back behind has trained nothing of the run.
+    The first segment of a branch is left out: its changes are from the trunk, which has another
+    length. A start from an earlier step undoes the changes of the starts after that step, since
+    their training was discarded.
 
     Args:
-        environment: content of environment.json.
+        environment: Content of environment.json.
     """
     segments = environment.get("segments", [])
     first = 1 if segments and segments[0].get("branched_from") else 0
@@ -60,7 +61,7 @@ def earlier_settings(environment: Mapping[str, Any]) -> list[tuple[str, Any, int
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return versions of this program and of packages behind its results; None: missing."""
+    """Return the versions of this program and of the packages that affect its results."""
     return {package: package_version(package) for package in PACKAGES} | {
         "ora-pretrain": pretrain.__version__
     }
@@ -68,7 +69,7 @@ def package_versions() -> dict[str, str | None]:
 
 @cache
 def package_version(package: str) -> str | None:
-    """Return a package's version, or None where it is not installed."""
+    """Return a package's version; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -77,19 +78,19 @@ def package_version(package: str) -> str | None:
 
 @cache
 def git_commit() -> str | None:
-    """Return the commit of the program's own checkout, with `+` if it has uncommitted changes.
+    """Return the commit of the program's checkout, with `+` if it has uncommitted changes.
 
-    Asked once a process: a later commit is not of the code that runs. A copy that a job runs
-    (slurm/pin.sh) has it in a file.
+    Read once per process, because a later commit would not be the running code's. A copy made for a
+    job (slurm/pin.sh) holds the commit in a file.
     """
-    here = Path(__file__).parent
-    copied = here.parents[1] / "git_commit"
-    if copied.is_file():
-        return copied.read_text().strip() or None
+    package_folder = Path(__file__).parent
+    commit_file = package_folder.parents[1] / "git_commit"
+    if commit_file.is_file():
+        return commit_file.read_text().strip() or None
     command = [
         "git",
         "-C",
-        str(here),
+        str(package_folder),
         "describe",
         "--always",
         "--abbrev=40",

@@ -1,4 +1,4 @@
-"""Files that describe a run, read back: every key that is read exists and has its type."""
+"""Readers of the files that describe a run; every key they read exists and has its type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pretrain.runs.environment import STARTED
 
 
 class _KeysOnce:
-    """Refuses a mapping with a key twice, of which PyYAML would take the last."""
+    """A loader that refuses repeated keys, of which PyYAML takes the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys = [str(key.value) for key, _ in node.value]
@@ -33,7 +33,7 @@ class _Loader(_KeysOnce, yaml.SafeLoader):
 
 
 class _FastLoader(_KeysOnce, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """libyaml's parser, where PyYAML was built with it: several times as fast."""
+    """libyaml's parser if PyYAML was built with it; several times as fast."""
 
 
 YAML_ERRORS = (
@@ -44,13 +44,13 @@ YAML_ERRORS = (
     LookupError,  # !!bool x
     ValueError,
 )
-"""Exceptions of PyYAML for a text that is not YAML, or whose values are not of their tags."""
+"""Exceptions of PyYAML for a text that is not YAML, or whose values do not fit their tags."""
 
-# Characters: libyaml has no limit of depth, and overflows its stack in a longer text.
+# Characters: libyaml has no limit of depth, and a longer text can overflow its stack.
 _SHALLOW = 1 << 14
 
 LARGEST_YAML = 1 << 18
-"""Characters of a file of settings: a few thousand are usual, and the parser is slow."""
+"""Maximum characters of a file of settings; a few thousand are usual, and the parser is slow."""
 
 _Positive = Annotated[Count, Field(ge=1)]
 _Loss = Annotated[float, Field(gt=-1e100, lt=1e100)] | None
@@ -70,7 +70,7 @@ def _judged(changes: dict[str, _Was]) -> dict[str, _Was]:
 
 
 class _Origin(TypedDict, total=False):
-    """What environment.json says of the last start, and of each in its `segments`."""
+    """Entries of environment.json about the last start, and about each start in `segments`."""
 
     device: str | None
     cpu_kernels: str | None
@@ -81,7 +81,7 @@ class _Origin(TypedDict, total=False):
 
 
 class Segment(_Origin):
-    """A start of a run in environment.json; `lost`: files that were not there or damaged then."""
+    """A start of a run in environment.json; `lost` names files that were missing or damaged."""
 
     first_step: _Positive
     changes: Annotated[dict[str, _Was], AfterValidator(_judged)]
@@ -165,8 +165,8 @@ _FORMS = {
         },
     },
 }
-"""{file without suffix: {key: type, or a mapping of keys}}: what is read of each; the rest may be
-any."""
+"""{file without suffix: {key: type, or a mapping of keys}} for the keys that are read; a file may
+have others."""
 
 
 @cache
@@ -178,18 +178,16 @@ def read_facts(path: Path) -> dict[str, Any]:
     """Read a file that describes a run: config.yaml, or a JSON file of `_FORMS`.
 
     Raises:
-        UserError: the file is missing or damaged, or a key that is read is missing or of another
-            type.
+        UserError: the file is missing or damaged, or a key is missing or has the wrong type.
     """
     return read_form(path, _adapter(path.stem))
 
 
 def read_form(path: Path, form: TypeAdapter[Any]) -> dict[str, Any]:
-    """Read a YAML or JSON file whose content has a form.
+    """Read a YAML or JSON file and check its content against a form.
 
     Args:
-        path: the file.
-        form: what is read of it; there may be other keys.
+        form: Form of the keys that are read; the file may have others.
 
     Raises:
         UserError: as `read_facts`.
@@ -209,7 +207,7 @@ def read_form(path: Path, form: TypeAdapter[Any]) -> dict[str, Any]:
 
 
 def _content(path: Path) -> Any:
-    """Return what a YAML or JSON file holds, or refuse it in one sentence."""
+    """Parse a YAML or JSON file, or refuse it in one sentence."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix != ".yaml":

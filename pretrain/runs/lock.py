@@ -1,9 +1,9 @@
 """The lock of a run directory: one training at a time, by a renewed lease in `RUN/lock`.
 
-The lease (data_pipeline/io/lease.py) needs no flock, so the lock holds over NFS and Lustre too. A
-thread renews the lease, however long a step takes. The lock does not outlive a job: a process of
-this machine that is gone holds nothing, nor does an earlier start of the same Slurm job; on another
-machine the lease expires.
+The lease (data_pipeline/io/lease.py) needs no flock, so the lock also works on NFS and Lustre. A
+thread renews the lease, however long a step takes. The lock does not outlive its job: the lock of a
+dead process on this machine, or of an earlier start of the same Slurm job, is void at once, and
+that of a process on another machine expires.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAUSE = 1.0
 
 
 class RunLock:
-    """The lock of the run directory `path`, not held yet."""
+    """The lock of a run directory; `take` acquires it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -29,9 +29,10 @@ class RunLock:
         self._oldest = 0.0
 
     def take(self) -> bool:
-        """Take the lock. False: its holder, on another machine, may be gone: try again after PAUSE.
+        """Take the lock, or return False if a holder on another machine may be gone.
 
-        Directories that had to be made for the lock go with it, if nothing else comes into them.
+        Call again after PAUSE then. Directories created for the lock are removed with it, if they
+        are still empty.
 
         Raises:
             UserError: another process is training there.
@@ -52,7 +53,7 @@ class RunLock:
 
     @property
     def waited_for(self) -> str:
-        """Say what is waited for, after `take` has answered False."""
+        """Return the line about the holder that is waited for, after `take` has returned False."""
         return (
             f"waits for the lock of {self._path}: {self._lease.holder() or 'its holder'} renewed "
             f"it {self._oldest:.0f} s ago; unless it does so again, it runs out after "

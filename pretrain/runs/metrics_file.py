@@ -1,8 +1,8 @@
 """metrics.jsonl: one strict-JSON object per logged step, cut back when a run resumes.
 
-The file is the run's numbers for good: every other view (TensorBoard, `compare`, a user's notebook)
-can be checked against it. Steps ascend, none appears twice. JSON knows no NaN and no infinity, so a
-value that is not finite is written as `null`; TensorBoard keeps the value itself.
+The file is the authoritative record of the run's numbers: every other view (TensorBoard, `compare`,
+a user's notebook) can be checked against it. Steps ascend, and none appears twice. JSON has no NaN
+and no infinity, so a value that is not finite is written as `null`; TensorBoard keeps the value.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a metrics.jsonl in order, without a torn last line.
 
     Raises:
-        UserError: , naming the line, for anything else that is not an object with an ascending
-            integer "step".
+        UserError: a line is not an object with an ascending integer "step"; names the line.
     """
     for record, _ in _records(path):
         yield record
@@ -59,16 +58,15 @@ def file_telling_of_a_save(run: RunDirectory, ended: bool, withdrawn: bool) -> P
 def cut_back(path: Path, resume_step: int, keep: int) -> deque[dict[str, Any]]:
     """Drop all records after a step and a torn last line.
 
-    Steps ascend, so what stays is a prefix of the file and one truncation, which is atomic, does
-    it: a kill at any time leaves the old file or the cut one. A missing file is an empty one.
+    Steps ascend, so the kept records are a prefix of the file, and one atomic truncation is enough:
+    a kill at any time leaves the old file or the cut one. A missing file counts as empty.
 
     Args:
-        path: of metrics.jsonl.
-        resume_step: the last step to keep.
-        keep: how many records to return.
+        resume_step: Last step to keep.
+        keep: Number of records to return.
 
     Returns:
-        The last `keep` records that are left.
+        The last `keep` of the remaining records.
     """
     kept: deque[dict[str, Any]] = deque(maxlen=keep)
     if not path.exists():
@@ -88,14 +86,14 @@ def cut_back(path: Path, resume_step: int, keep: int) -> deque[dict[str, Any]]:
 
 
 def last_record(path: Path) -> dict[str, Any]:
-    """Return the last record of a metrics.jsonl; an empty one where there is none."""
+    """Return the last record of a metrics.jsonl; an empty dict without any."""
     newest: deque[dict[str, Any]] = deque(read_metrics(path), maxlen=1)
     return newest[0] if newest else {}
 
 
 def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield (record, offset of the byte after its line) for each whole line of `path`."""
-    if path.exists() and not path.is_file():  # of a pipe nobody may ever read anything
+    if path.exists() and not path.is_file():  # reading a pipe might block forever
         raise UserError(f"{path} is not a regular file; move it away, and restore the run's own")
     end, last_step = 0, 0
     with path.open("rb") as file:
@@ -127,7 +125,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
             f'{path}: line {number} is not a JSON object with an integer "step"; '
             "move the file away and start again from the checkpoint"
         )
-    # A hook for every line would take twice the time.
+    # Only suspicious lines take the strict parser, whose hook would double the time of a read.
     if line.count(b'":') != len(record) or b"NaN" in line or b"Infinity" in line:
         try:
             parse_json(line)
@@ -140,11 +138,11 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 class MetricsFile:
-    """The appending side; one writer at a time.
+    """Writer that appends records; one at a time.
 
-    A record reaches the operating system before `append` returns, so a killed process loses none,
-    and the disk before `sync` returns, so a lost machine loses none from before it. An OSError
-    names the file.
+    A record reaches the operating system before `append` returns, so a killed process loses none.
+    It reaches the disk before `sync` returns, so a machine that fails loses none from before that
+    call. An OSError names the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,10 +150,10 @@ class MetricsFile:
         self._file: BinaryIO = path.open("ab")
 
     def append(self, position: Position, metrics: Mapping[str, float]) -> None:
-        """Write the record of the step that led to `position`; `metrics` is {tag: value}.
+        """Write the record of the step that led to `position`.
 
         Args:
-            position: after the step.
+            position: Position after the step.
             metrics: {tag: value}.
         """
         record: dict[str, int | float | None] = {
@@ -180,7 +178,7 @@ class MetricsFile:
 
 
 def summary_of(last: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of summary.json, the result of a run for scripts, from its last record."""
+    """Return the content of summary.json, a run's result for scripts, from its last record."""
     return {
         "step": last["step"],
         "tokens": last["tokens"],

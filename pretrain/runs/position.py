@@ -14,14 +14,14 @@ _Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
 _Variance = Annotated[float, Field(ge=0, lt=1e300)]
 
 MEMORY = 128
-"""Good steps over which the mean of a number is taken, each older one counting a little less."""
+"""Good steps over which the mean of a number is taken; older steps weigh a little less."""
 TRUSTED_AFTER = 32
-"""Good steps before a number is judged by its mean."""
+"""Good steps needed before a number is judged by the mean."""
 
 
 @dataclass(frozen=True)
 class RunningStats:
-    """Running mean and variance of the good steps; equal on all ranks if the numbers are."""
+    """Running mean and variance over the good steps; equal on all ranks for equal numbers."""
 
     steps: Count = 0
     mean: _Number = 0.0
@@ -30,7 +30,7 @@ class RunningStats:
     def after(self, value: float) -> RunningStats:
         """Return the statistics with one more number.
 
-        The first MEMORY weigh alike, later ones 1/MEMORY.
+        The first MEMORY numbers weigh the same; each later one has the weight 1/MEMORY.
         """
         weight = 1 / min(self.steps + 1, MEMORY)
         distance = value - self.mean
@@ -43,7 +43,7 @@ class RunningStats:
     def limit(self, factor: float | None) -> float:
         """Return the mean plus `factor` standard deviations.
 
-        Infinite without a factor, or after few steps.
+        The limit is infinite without a factor and in the first TRUSTED_AFTER steps.
         """
         if factor is None or self.steps < TRUSTED_AFTER:
             return math.inf
@@ -52,10 +52,10 @@ class RunningStats:
 
 @dataclass(frozen=True)
 class Position:
-    """Progress of a run; all else of a resume follows from this, the config and the weights.
+    """Progress of a run; with the config and the weights, it determines a resume.
 
-    `usual_loss` and `usual_norm` are of the steps that have updated the weights, the norm before
-    clipping.
+    `usual_loss` and `usual_norm` cover the steps that have updated the weights; the norm is taken
+    before clipping.
     """
 
     step: Count = 0
@@ -69,16 +69,16 @@ class Position:
     def after_step(
         self, samples: int, tokens: int, loss: float, gradient_norm: float, updated: bool = True
     ) -> Position:
-        """Return the position one step further.
+        """Return the position after one more step.
 
-        Tokens are counted apart from samples: the sequence length may change on the way.
+        Tokens are counted separately from samples, because a resume may change the sequence length.
 
         Args:
-            samples: of the step.
-            tokens: of the step.
-            loss: nats per token.
-            gradient_norm: before clipping.
-            updated: False: the update was left out.
+            samples: Samples of the step, over all ranks.
+            tokens: Tokens of the step, over all ranks.
+            loss: Training loss in nats per token.
+            gradient_norm: Global norm before clipping.
+            updated: Whether the step moved the weights.
         """
         return Position(
             step=self.step + 1,

@@ -1,4 +1,4 @@
-"""Sentences about a file system's refusal: the file, the bytes needed, the bytes free."""
+"""Sentences about a failed write: the file, the bytes needed, the bytes free, a remedy."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _REMEDIES = {
     errno.EACCES: "get the permission to write there",
 }
 OF_THE_STORAGE = frozenset(_REMEDIES) - {errno.EACCES}
-"""Error numbers that say nothing about the path that was given, and all about where it lies."""
+"""errno values caused by the file system, not by the path."""
 
 
-def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
-    """Return a sentence about an error in writing.
+def storage_sentence(error: OSError, target: Path, needed: int = 0) -> str:
+    """Return a sentence with a remedy for a failed write.
 
     Args:
-        error: of the write.
-        place: named where the error does not name its file.
-        needed: bytes that were to be written there in all, 0 if that is not known.
+        error: Error of the write.
+        target: File or directory to name if the error does not name its file.
+        needed: Total bytes to be written there; 0 if unknown.
     """
-    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else place
+    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else target
     free = free_bytes(path)
     room = f"{size_text(free)} are free" if free is not None else "how much is free is not known"
     system = _file_system(path)
@@ -52,11 +52,11 @@ def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
 
 
 def stands(directory: Path, seconds: float = 5.0) -> bool:
-    """Return whether the file system of a directory leaves a byte unanswered for so long.
+    """Return whether a directory's file system does not finish writing one byte in time.
 
     Args:
-        directory: on the file system to ask.
-        seconds: to wait for an answer.
+        directory: A directory on the file system.
+        seconds: Seconds to wait for an answer.
     """
 
     def write() -> None:
@@ -71,15 +71,15 @@ def stands(directory: Path, seconds: float = 5.0) -> bool:
 
 
 def free_bytes(path: Path) -> int | None:
-    """Return the bytes this user may still write where `path` is, quotas aside, or None."""
+    """Return the bytes that this user may still write at `path`, quotas aside; None if unknown."""
     system = _file_system(path)
     return system.f_bavail * system.f_frsize if system is not None else None
 
 
 def _file_system(path: Path) -> os.statvfs_result | None:
-    for there in (path.absolute(), *path.absolute().parents):
+    for existing in (path.absolute(), *path.absolute().parents):
         try:
-            return os.statvfs(there)
+            return os.statvfs(existing)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:

@@ -1,7 +1,7 @@
 """Every metric of a run, declared once: tag, unit, records that have it, TensorBoard chart.
 
 The tags are the keys of metrics.jsonl, in this order, and the names of TensorBoard's scalars. To
-add a metric, declare it here and set its value in `telemetry.metrics`; its place in TensorBoard,
+add a metric, declare it here and set its value in `telemetry.metrics`; its chart in TensorBoard,
 its column in `compare`'s curves, the table in docs/metrics.md and the tests' lists of tags follow
 from the declaration.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class When(Enum):
-    """The records that have a metric."""
+    """Conditions under which a record has a metric."""
 
     ALWAYS = "always"
     TERM_ADDED = "where the model adds a term to the training loss"
@@ -42,12 +42,12 @@ class Metric:
     """A metric, or a family of metrics.
 
     Attributes:
-        tag: the name; a family's ends in `/`, followed by a member's own name.
+        tag: Name of the metric; that of a family ends in `/`, followed by a member's own name.
         unit: "" for a pure number.
-        chart: title of its chart in TensorBoard; None: no chart of its own.
-        measured: a clock or memory reading. Every other value is the same again when a run is
-            repeated.
-        member: the thing that a family has one metric for each of; "" for a single metric.
+        chart: Title of the metric's chart in TensorBoard; None: no chart.
+        measured: Whether the value is a clock or memory reading. Every other value is the same
+            again when a run is repeated.
+        member: Noun for the members of a family, such as "layer"; "" for a single metric.
     """
 
     tag: str
@@ -65,7 +65,7 @@ class Metric:
 
     @property
     def charted(self) -> str:
-        """Return the tag that charts show: of bytes, the one in MiB that TensorBoard has beside."""
+        """Return the tag that charts show; for bytes, that of TensorBoard's copy in MiB."""
         return MEBIBYTES.format(self.tag) if self.unit == "bytes" else self.tag
 
     def of(self, name: str) -> str:
@@ -76,8 +76,8 @@ class Metric:
     def members(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return {name: value} of a family's members in a record of metrics.jsonl."""
         assert self.member, f"{self.tag} is not a family"
-        own = [tag for tag in record if tag.startswith(self.tag) and metric_of(tag) is self]
-        return {tag.removeprefix(self.tag): record[tag] for tag in own}
+        member_tags = [tag for tag in record if tag.startswith(self.tag) and metric_of(tag) is self]
+        return {tag.removeprefix(self.tag): record[tag] for tag in member_tags}
 
 
 _PAGES = {
@@ -303,17 +303,17 @@ METRICS: tuple[Metric, ...] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)
 )
 MEBIBYTES = "{}_MiB"
-"""Tag of TensorBoard for a metric in bytes, which it would show unscaled."""
+"""TensorBoard's tag for a metric in bytes; it would show bytes unscaled."""
 SUMMARY = "summary/{}"
 """Tags of the numbers that only a finished run has, for TensorBoard's HPARAMS page
 (`telemetry.hparams`)."""
 
 
 def metric_of(tag: str) -> Metric:
-    """Return the metric of a tag, or the family that it is a member of.
+    """Return the metric with a tag, or the family that the tag belongs to.
 
     Raises:
-        KeyError: there is none.
+        KeyError: no metric has the tag.
     """
     single = [metric for metric in METRICS if not metric.member and metric.tag == tag]
     families = [metric for metric in METRICS if metric.member and tag.startswith(metric.tag)]

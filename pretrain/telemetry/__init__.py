@@ -1,4 +1,4 @@
-"""Records of a run while it trains; on rank 0 only, but for profiles.
+"""Records of a run while it trains, on rank 0 only; profiles are on any rank.
 
 telemetry           hands a step's metrics to the files and the console
 records             measurements of a step, and facts that stay the same through a run

@@ -1,4 +1,4 @@
-"""Progress for people: a line that renews itself on a terminal, plain lines in a log file."""
+"""Progress for people: a progress line on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from pretrain.runs.tags import (
 class StepDisplay:
     """A display of steps on `console` (standard output by default).
 
-    On a terminal every step renews one line, which 80 columns hold up to a million steps, and
-    messages appear above this line, wrapped between words; elsewhere a line is printed for the
+    On a terminal every step redraws one line, which fits 80 columns up to a million steps, and
+    messages appear above this line, wrapped between words. Elsewhere a line is printed for the
     first and the last step and otherwise at most one in `seconds_between_lines`, and nothing is
-    wrapped. A step's validation always has a line of its own.
+    wrapped. A validation always gets its own line.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StepDisplay:
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("left", table_column=Column(no_wrap=True)),
             TimeRemainingColumn(table_column=whole),
-            # Cut where a terminal is too narrow.
+            # The last column is the one to be cut on a narrow terminal.
             TextColumn("{task.fields[numbers]}", table_column=cut),
             console=self._console,
         )
@@ -65,7 +65,6 @@ class StepDisplay:
         """Show a step.
 
         Args:
-            step: of the optimizer.
             metrics: {tag: value}.
         """
         speed = f"{metrics[TOKENS_PER_SECOND.tag]:,.0f} tokens/s"
@@ -90,7 +89,7 @@ class StepDisplay:
             )
 
     def say(self, message: str) -> None:
-        """Print a message as it is, without markup; in a log, on one line."""
+        """Print a message verbatim, without markup; in a log, on one line."""
         log = not self._console.is_terminal
         self._console.print(shown(message), soft_wrap=log, markup=False, highlight=False)
 
@@ -99,7 +98,7 @@ class StepDisplay:
             self._bar.stop()
 
     def _remaining(self, step: int, now: float) -> str:
-        """Return the time left at this attempt's own pace, validation and checkpoints included."""
+        """Return the time left at this attempt's pace, including validations and checkpoints."""
         seconds = (
             (now - self._started) / max(1, step - self._resume_step) * (self._total_steps - step)
         )

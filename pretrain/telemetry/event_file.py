@@ -1,10 +1,10 @@
 """TensorBoard event files, written so that a killed and resumed run reads back as one run.
 
-torch's SummaryWriter queues events for a background thread and names its file by the second, so two
-attempts within one second, or on hosts whose clocks differ, may be read in the wrong order and the
-purge of the older one fails. Here the records go through TensorBoard's own record writer instead:
-one event per step with all of its scalars (a step is there whole or not at all), handed to the
-operating system at once, in a file whose name always sorts after the older ones. Summaries are
+torch's SummaryWriter queues events for a background thread and names its file by the second. Two
+attempts within one second, or on hosts whose clocks differ, may then be read in the wrong order,
+and the purge of the older one fails. This file uses TensorBoard's record writer instead: it writes
+one event per step with all of its scalars, so that a step is written whole or not at all, hands it
+to the operating system at once, and names its file to sort after the older ones. Summaries are
 built by torch.utils.tensorboard and TensorBoard's protocol buffers.
 """
 
@@ -30,7 +30,7 @@ from pretrain.telemetry.records import Sample
 
 FILE_PREFIX = "events.out.tfevents."
 SAMPLE_TAG = "samples/{}"
-"""With the prompt's place in telemetry.sample_prompts, from 0."""
+"""Tag of a sample, with the prompt's index in telemetry.sample_prompts."""
 
 
 def chart_layout() -> dict[str, dict[str, list[str]]]:
@@ -49,10 +49,10 @@ def chart_layout() -> dict[str, dict[str, list[str]]]:
 class EventFile:
     """The event file of one attempt, in `directory`.
 
-    It begins with a session start at resume_step + 1, at which TensorBoard discards what older
-    files hold from that step on. The first attempt begins with one too: TensorBoard's slower loader
-    takes the first session start it meets for no restart. With `resume_step` 0, a run from the
-    beginning, older event files are removed.
+    The file begins with a session start at resume_step + 1, at which TensorBoard discards the
+    events of older files from that step on. The first attempt begins with one as well, because
+    TensorBoard's slower loader does not count the first session start as a restart. If
+    `resume_step` is 0, older event files are removed.
     """
 
     def __init__(self, directory: Path, resume_step: int) -> None:
@@ -80,7 +80,6 @@ class EventFile:
         """Write all scalars of a step as one event (float32, as TensorBoard keeps scalars).
 
         Args:
-            step: of the optimizer.
             values: {tag: value}.
         """
         summary = Summary(
@@ -95,13 +94,12 @@ class EventFile:
         """Write texts for the page TEXT as one event.
 
         Args:
-            step: of the optimizer.
             markdown: {tag: text}.
         """
         summary = Summary()
         for tag, content in markdown.items():
             (value,) = text(tag, content).value
-            value.tag = tag  # without torch's own ending
+            value.tag = tag  # torch appends an ending of its own
             summary.value.append(value)
         self._write(Event(wall_time=time.time(), step=step, summary=summary))
 
@@ -112,19 +110,20 @@ class EventFile:
         metrics: Mapping[str, float],
         first: Collection[str] = (),
     ) -> None:
-        """Write the hyperparameters and the names of the results, in this run's own directory.
+        """Write the hyperparameters and the names of the results into this run's directory.
 
         SummaryWriter.add_hparams would open a sub-directory, which TensorBoard shows as another
         run. The HPARAMS page reads each metric from the scalar of the same name.
 
         Args:
-            step: the last one.
+            step: Last step of the run.
             values: {name: hyperparameter}.
             metrics: {tag: result}.
-            first: names of the columns to show first.
+            first: Names of the columns to show first.
         """
         plain = {
-            key: str(own).lower() if isinstance(own, bool) else own for key, own in values.items()
+            key: str(value).lower() if isinstance(value, bool) else value
+            for key, value in values.items()
         }
         experiment, start, end = hparams(plain, dict(metrics))
         _mark_as_differing(experiment, first)
@@ -148,7 +147,7 @@ class EventFile:
 
 
 def _mark_as_differing(experiment: Summary, names: Collection[str]) -> None:
-    """Mark columns as differing between runs: TensorBoard shows these first."""
+    """Mark columns as differing between runs, because TensorBoard shows such columns first."""
     (value,) = experiment.value
     content = plugin_data_pb2.HParamsPluginData.FromString(value.metadata.plugin_data.content)
     for info in content.experiment.hparam_infos:
@@ -157,9 +156,9 @@ def _mark_as_differing(experiment: Summary, names: Collection[str]) -> None:
 
 
 def _next_name(older: list[Path]) -> str:
-    """Return a name after every older one: TensorBoard reads a run's files in order of names."""
+    """Return a name that sorts after older ones, as TensorBoard reads files in order of names."""
     digits = [path.name.removeprefix(FILE_PREFIX).split(".")[0] for path in older]
-    stamp = max([int(time.time()), *(int(own) + 1 for own in digits if own.isdigit())])
+    stamp = max([int(time.time()), *(int(part) + 1 for part in digits if part.isdigit())])
     return f"{FILE_PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
 
 
@@ -169,11 +168,11 @@ def sample_pages(samples: Sequence[Sample]) -> dict[str, str]:
 
 
 def markdown_of(sample: Sample) -> str:
-    """Write the prompt and then the continuation as markdown in which a model's text stays text.
+    """Return the prompt and the continuation as markdown that shows a model's text verbatim.
 
-    Both are blocks of code by their indentation, which no text can end; a fence of backticks it
-    could. Every line is indented, by whatever it ends: markdown takes a lone carriage return for an
-    end too.
+    Both are blocks of code by indentation, which no text can end, as it could a fence of backticks.
+    Every line is indented whatever its line ending, since markdown also breaks lines at a lone
+    carriage return.
     """
     prompt, text = (
         "\n".join(f"    {shown(line)}" for line in part.splitlines())

@@ -1,8 +1,8 @@
-"""TensorBoard's HPARAMS page: a row for each finished run, of its hyperparameters and its results.
+"""TensorBoard's HPARAMS page: a row with hyperparameters and results for each finished run.
 
-TensorBoard takes the columns, and whether each holds text or numbers, from any one of the runs. So
-every run writes every setting, and a setting that may be unset is text in all runs. Lists and
-mappings become short text.
+TensorBoard takes the columns and their types, text or number, from an arbitrary run. So every run
+writes every setting, and a setting that may be unset is text in all runs. Lists and mappings become
+short text.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ FIRST = (
     "result.perplexity",
     "result.tokens_per_second",
 )
-"""The five columns that TensorBoard opens with, in its own order: it shows settings before results,
-which a window of 1,400 pixels would cut, so three results stand among the settings too."""
+"""The five columns that TensorBoard shows at first, in its order. It shows settings before results,
+and a window of 1,400 pixels cuts the results off, so three of them are repeated as settings."""
 
 
 def hparams(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, HParam]:
     """Return {section.key: value} of the keys that are declared as hyperparameters.
 
-    A combination that has a name is shown as the variant of that name, as `compare` calls it.
+    A named combination is shown as the variant of that name, as in `compare`.
 
     Args:
-        settings: `Config.values`.
+        settings: Sections from `Config.values`.
     """
     values: dict[str, HParam] = {}
     sections = by_section(settings)
     for name in (name for name, key in KEYS.items() if key.hparam):
         section, _, key = name.rpartition(".")
         value = sections[section][key]
-        # The model's sizes are filled in where they were left open, and are numbers in every run.
+        # The model's open sizes are filled in, so they are numbers in every run.
         may_be_unset = type(None) in get_args(SECTIONS[section].model_fields[key].annotation)
         if (may_be_unset and section != "model") or not isinstance(value, (str, float, int, bool)):
             value = setting_text(None if value == {} else value, between_numbers=", ")
@@ -60,12 +60,12 @@ def hparams(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, HParam]:
 def results(run: RunDirectory) -> dict[str, float]:
     """Return {tag: value} of the results of a run whose last step is recorded and saved.
 
-    HPARAMS shows a tag's last scalar. That of a speed would be one step's, so medians have tags of
-    their own, and bytes, which that page shows unscaled, are in MiB. What is unknown or not finite
-    is left out.
+    HPARAMS shows a tag's last scalar, which for a speed would be a single step's, so medians have
+    their own tags. Bytes, which the page shows unscaled, are in MiB. Unknown values and those that
+    are not finite are left out.
 
     Raises:
-        UserError: damaged records.
+        UserError: the records are damaged.
     """
     curves = read_curves(run.metrics)
     data = read_facts(run.data)
@@ -81,7 +81,7 @@ def results(run: RunDirectory) -> dict[str, float]:
         "median_step_seconds": _steady_median(curves, tags.STEP_SECONDS),
         "bits_per_byte": _bits_per_byte(curves[tags.VALIDATION_LOSS][-1], data),
     }
-    # In the order of the columns, of which TensorBoard shows the first five before any is chosen.
+    # The order is that of the columns, of which TensorBoard shows the first five by default.
     values = {tags.PERPLEXITY.tag: curves[tags.PERPLEXITY][-1]}
     values |= {tags.SUMMARY.format(name): value for name, value in summary.items()}
     values |= {metric.tag: curves[metric][-1] for metric in (tags.VALIDATION_LOSS, tags.LOSS)}
@@ -89,24 +89,24 @@ def results(run: RunDirectory) -> dict[str, float]:
 
 
 def in_front(final: Mapping[str, float]) -> dict[str, HParam]:
-    """Return the results, of those of `results`, that stand among the settings."""
+    """Return the entries of `results` that are repeated as settings."""
     parts = [tags.SUMMARY.format(f"{name}_MiB") for name in ("gradients", "optimizer_state")]
-    shown = {
+    columns = {
         "result.memory_MiB": sum(final.get(part, math.nan) for part in parts),
         "result.perplexity": final.get(tags.PERPLEXITY.tag, math.nan),
         "result.tokens_per_second": final.get(
             tags.SUMMARY.format("median_tokens_per_second"), math.nan
         ),
     }
-    return {name: round(value, 2) for name, value in shown.items() if math.isfinite(value)}
+    return {name: round(value, 2) for name, value in columns.items() if math.isfinite(value)}
 
 
 def _steady_median(curves: RunCurves, metric: tags.Metric) -> float:
-    """Return the median after the start-up, as `compare` takes it."""
+    """Return the median after the start-up, as in `compare`."""
     return float(np.nanmedian(curves[metric][curves.after(WARM_UP * curves.steps[-1])]))
 
 
 def _bits_per_byte(loss: float, data: Mapping[str, Any]) -> float:
-    """Return the validation loss in bits per held-out byte; NaN for older data.json."""
+    """Return the validation loss in bits per held-out byte; NaN for an older data.json."""
     size = sum(data.get("validation_bytes", {}).values())
     return loss * sum(data["validation_tokens"].values()) / size / math.log(2) if size else math.nan

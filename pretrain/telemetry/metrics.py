@@ -24,13 +24,12 @@ from pretrain.telemetry.records import (
 def step_metrics(
     record: StepRecord, facts: RunFacts, step_tokens: int, loss_variance: float
 ) -> dict[str, float]:
-    """Return all metrics of a step but those of memory, which are read when it is written.
+    """Return all metrics of a step except those of memory, which are read when it is written.
 
     Args:
-        record: of the step.
-        facts: what speeds and sizes are counted with.
-        step_tokens: tokens of the step, over all ranks.
-        loss_variance: as `LossWindow.variance` returns it.
+        facts: Facts to compute speeds and sizes with.
+        step_tokens: Tokens of the step, over all ranks.
+        loss_variance: Result of `LossWindow.variance` for the step.
     """
     result, seconds = record.result, record.result.seconds
     metrics = {
@@ -67,7 +66,7 @@ def attention_metrics(layers: Sequence[AttentionScores]) -> dict[str, float]:
 
 
 def save_metrics(written: SaveSeconds | None) -> dict[str, float]:
-    """Return the metrics of a checkpoint that has been written; none without one."""
+    """Return the metrics of a written checkpoint; empty without one."""
     if written is None:
         return {}
     return {
@@ -86,15 +85,15 @@ def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -
         hfu                       = the same with executed_flops_per_token
 
     `model_flops_per_token` counts the ordinary (vanilla) model of the same shape, whatever is
-    frozen, so mfu compares variants by the work an ordinary model would have needed.
-    `executed_flops_per_token` counts what this run computes: no weight gradients of frozen
-    projections, two small products where they are structured, and recomputed activations if there
-    are any. Freezing therefore lets mfu exceed hfu. Without a known peak both are left out.
+    frozen, so mfu compares variants by the work of an ordinary model. `executed_flops_per_token`
+    counts the operations of this run: without weight gradients of frozen projections, with two
+    small products where projections are structured, and with recomputed activations. Freezing
+    therefore lets mfu exceed hfu. Without a known peak both are left out.
 
     Args:
-        facts: devices, FLOPs of a token and peak FLOP/s.
-        step_tokens: tokens of the step, over all ranks.
-        seconds_step: seconds of the step.
+        facts: Number of devices, FLOPs per token and peak FLOP/s.
+        step_tokens: Tokens of the step, over all ranks.
+        seconds_step: Seconds of the step.
     """
     per_second = step_tokens / seconds_step if seconds_step > 0 else math.nan
     per_gpu = per_second / facts.world_size
@@ -112,10 +111,10 @@ def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -
 
 
 def validation_metrics(validation: HeldOutLosses) -> dict[str, float]:
-    """Return loss and perplexity over all sources, and perplexity of each that has tokens.
+    """Return loss and perplexity over all sources, and the perplexity of each source with tokens.
 
-    loss = (sum of all token losses) / (number of all tokens), perplexity = exp(loss): a source
-    weighs by its tokens.
+    loss = (sum of all token losses) / (number of all tokens), perplexity = exp(loss), so each
+    source is weighted by its tokens.
     """
     sums = {
         source: (loss, tokens)
@@ -148,8 +147,8 @@ def memory_metrics(facts: RunFacts) -> dict[str, float]:
 class LossWindow:
     """The losses of the regular records (steps divisible by `every`) among the last `length` steps.
 
-    It is refilled from the records of metrics.jsonl, so a resumed run continues with the same
-    variances as an uninterrupted one, even if a signal caused an extra record.
+    The window is refilled from metrics.jsonl, so a resumed run continues with the variances of an
+    uninterrupted one, even if a signal caused an extra record.
     """
 
     def __init__(self, length: int, every: int, records: Iterable[Mapping[str, Any]]) -> None:
@@ -158,19 +157,18 @@ class LossWindow:
         self._losses: deque[tuple[int, float]] = deque()
         for record in records:
             if record["step"] % every == 0:
-                loss = record[tags.LOSS.tag]  # null stands for one that was not finite
+                loss = record[tags.LOSS.tag]  # null: the loss was not finite
                 self._losses.append((record["step"], math.nan if loss is None else float(loss)))
 
     def variance(self, step: int, loss: float) -> float:
-        """Take the loss of a step and return the variance of the window.
+        """Add the loss of a step and return the variance of the window.
 
         Args:
-            step: of the optimizer.
-            loss: nats per token.
+            loss: Training loss in nats per token.
 
         Returns:
-            The population variance of the losses in (`step - length`, `step`]; NaN where one of
-            them is not finite.
+            The population variance of the losses in (`step - length`, `step`]; NaN if one of them
+            is not finite.
         """
         while self._losses and self._losses[0][0] <= step - self._length:
             self._losses.popleft()

@@ -17,7 +17,7 @@ from megatron_patches.recipe.block import MLPS, NORMS
 from pretrain.config.sections import ProfileSection
 
 MEMORY_ENTRIES = 200_000
-"""Allocations that a memory snapshot remembers."""
+"""Number of allocations that a memory snapshot keeps."""
 KERNELS = (
     ("loss", r"log_softmax"),
     ("attention", r"scaled_dot_product|flash|fmha|softmax(?!.*log)|_softmax"),
@@ -33,8 +33,7 @@ KERNELS = (
         + "|".join(part.kernels for part in MLPS.values()),
     ),
 )
-"""(class, what the names of its kernels contain); the first that matches counts. The rest is
-`other`."""
+"""(class, pattern of its kernels' names); the first match counts. Other kernels are `other`."""
 
 
 class StepProfile:
@@ -45,7 +44,7 @@ class StepProfile:
                   memory_rank_0.pickle   on a GPU: every allocation, for https://pytorch.org/memory_viz
 
     Args:
-        section: None: no step.
+        section: Steps to profile; None: none.
     """
 
     def __init__(self, section: ProfileSection | None, directory: Path, rank: int) -> None:
@@ -59,7 +58,7 @@ class StepProfile:
 
     @contextmanager
     def of(self, step: int) -> Iterator[None]:
-        """Profile one training step, if it is one of those asked for."""
+        """Profile the training step in the block, if `telemetry.profile` names it."""
         section = self._section
         if section is None:
             yield
@@ -79,9 +78,9 @@ class StepProfile:
             self.close()
 
     def close(self) -> None:
-        """Write the profile of the steps so far, unless there are none or it is written.
+        """Write the profile of the steps so far, once.
 
-        Training continues without one that cannot be written.
+        Training continues without a profile if the write fails.
         """
         section, self._section = self._section, None
         if section is None or self._profile is None:
@@ -127,21 +126,21 @@ class StepProfile:
 
 
 def kernel_table(seconds: dict[str, float]) -> str:
-    """Write classes of kernels, with their milliseconds of a step and their share, as a table."""
-    whole = sum(seconds.values())
+    """Return a table of kernel classes with their milliseconds per step and their share."""
+    step_seconds = sum(seconds.values())
     rows = [f"{'class':14}{'ms a step':>12}{'share':>9}"]
     rows += [
-        f"{group:14}{1e3 * spent:12.3f}{spent / whole if whole else 0:9.1%}"
-        for group, spent in {**seconds, "all": whole}.items()
+        f"{group:14}{1e3 * spent:12.3f}{spent / step_seconds if step_seconds else 0:9.1%}"
+        for group, spent in {**seconds, "all": step_seconds}.items()
     ]
     return "\n".join(rows) + "\n"
 
 
 def seconds_by_class(events: Iterable[Any]) -> dict[str, float]:
-    """Sum the seconds in each class of kernel of a profile's `key_averages()`, the largest first.
+    """Return the seconds of each kernel class in a profile's `key_averages()`, largest first.
 
-    Only kernels on the GPU count if there is one. On the CPU `host` is what is no kernel at all:
-    Python, dispatch and autograd's own work; the profiler makes it larger than it is.
+    On a machine with a GPU only its kernels count. On the CPU the class `host` is the time outside
+    kernels: Python, dispatch and autograd's own work. The profiler itself inflates this class.
     """
     cuda = torch.cuda.is_available()
     seconds: dict[str, float] = {}

@@ -13,7 +13,7 @@ HeldOutLosses = Mapping[str, tuple[float, int]]
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Wall-clock seconds of this rank's training step: all of it, and its parts."""
+    """Wall-clock seconds of this rank's training step, and of its parts."""
 
     step: float
     data: float
@@ -25,12 +25,12 @@ class StepSeconds:
 class StepResult:
     """The result of one optimizer step, equal on every rank except for the seconds.
 
-    `loss` is the language-model loss alone, mean over the global batch in nats per token;
-    `auxiliary` are the terms that were trained on besides. `gradient_norm` is that before clipping.
+    `loss` is the language-model loss alone, the mean over the global batch in nats per token;
+    `auxiliary` holds the other terms of the training loss. `gradient_norm` is before clipping.
 
     Attributes:
-        updated: the weights moved.
-        measured: {tag: value} of what was measured around the update (`training.update`).
+        updated: Whether the weights moved.
+        measured: {tag: value} measured around the update (`training.update`).
     """
 
     loss: float
@@ -44,7 +44,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class SaveSeconds:
-    """Seconds of rank 0's part of a checkpoint: to write it, and in all."""
+    """Seconds of rank 0's part of a checkpoint: for writing it, and in total."""
 
     write: float
     total: float
@@ -52,10 +52,10 @@ class SaveSeconds:
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt and the text that the model added, in so many tokens.
+    """A prompt, the text that the model added, and the number of tokens of that text.
 
     Attributes:
-        ended: the model then ended the document; else it was told to stop.
+        ended: Whether the model ended the document; otherwise the number of tokens was reached.
     """
 
     prompt: str
@@ -78,12 +78,12 @@ class StepRecord:
     """A step's result, with the position after it, checkpoint, validation and samples.
 
     Attributes:
-        seconds_stall: seconds in which the training waited for this step's checkpoint; None: no
+        seconds_stall: Seconds in which the training waited for this step's checkpoint; None: no
             checkpoint.
-        written: seconds of a checkpoint, of this step or an earlier one, whose writing has just
+        written: Seconds of the checkpoint, of this step or an earlier one, whose writing has just
             ended.
-        samples: of telemetry.sample_prompts, in their order, where there was a validation.
-        attention: of each layer, where telemetry.attention_every asks for it.
+        samples: Continuations of telemetry.sample_prompts, in their order, after a validation.
+        attention: Scores of each layer, at the steps of telemetry.attention_every.
     """
 
     position: Position
@@ -100,8 +100,7 @@ class RunFacts:
     """Facts that stay the same through a run, or a phase of it (`Telemetry.change_facts`).
 
     FLOPs are per trained token, forward and backward, of the whole model; `peak_flops_per_device`
-    is None where the device's peak is not known. `device_name` is "cpu" or CUDA's name of the
-    device.
+    is None if the device's peak is unknown. `device_name` is "cpu" or CUDA's name of the device.
     """
 
     world_size: int

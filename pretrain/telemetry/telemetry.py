@@ -1,8 +1,8 @@
 """Telemetry of a run: records become metrics.jsonl, TensorBoard's scalars, console lines.
 
-The loop hands one StepRecord per step to a Telemetry object, which lives on rank 0 only. Every
-scalar has the same name and value in metrics.jsonl and in TensorBoard (x axis: steps), which has
-those in bytes once more in MiB; `runs.tags` declares them all.
+The loop hands one StepRecord per step to a Telemetry object, which exists on rank 0 only. Every
+scalar has the same name and value in metrics.jsonl and in TensorBoard (x axis: steps). TensorBoard
+also has a copy in MiB of the metrics in bytes; `runs.tags` declares them all.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from pretrain.telemetry.weights_and_biases import WandbRun
 class Telemetry:
     """The writer of metrics.jsonl, tensorboard/ and console lines; on rank 0 only.
 
-    With `wandb` it hands the same to Weights & Biases.
+    With `wandb` the same scalars go to Weights & Biases.
 
-    With `every` > 1 only every `every`-th step is written, and besides those each step with a
-    validation, a checkpoint or attention measured, each without an update, and the last one; a
-    record always describes its own step, not a mean over the steps between. `variance_window` is in
-    steps, as `LossWindow` explains.
+    With `every` > 1 only every `every`-th step is written, and also the last step and each step
+    with a validation, a checkpoint, measured attention or no update. A record always describes its
+    own step, not a mean over the steps between. `variance_window` is in steps, see `LossWindow`.
 
-    A run resumed at `resume_step` first drops everything later from both; 0 means from the
-    beginning and drops all. With `summarised` its event files have the results already. To lose no
-    step, call `log` for a step and then `sync` before its checkpoint is declared complete. When a
-    checkpoint is written is a matter of speed, so it decides nothing about which steps are: its
-    seconds wait for the next record.
+    A run resumed at `resume_step` first drops all later records from both files; 0 drops all. With
+    `summarised` its event files have the results already. To lose no step, call `log` for a step
+    and then `sync` before its checkpoint is declared complete. The moment at which a checkpoint is
+    written depends on speed, so it does not decide which steps have records: its seconds wait for
+    the next record.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Telemetry:
         self._say_what_is_missing(run.metrics, resume_step)
 
     def log(self, record: StepRecord) -> None:
-        """Take the record of the next step.
+        """Write the record of the next step, if it is due.
 
         Raises:
             ValueError: the step is not later than the last one.
@@ -83,7 +82,7 @@ class Telemetry:
         position = record.position
         if position.step <= self._last_step:
             raise ValueError(f"step {position.step} was logged after step {self._last_step}")
-        # The mean over the steps since the last record: exact as long as the loop logs each step.
+        # A mean over the steps since the last record, which is exact while the loop logs each step.
         step_tokens = (position.consumed_tokens - self._last_tokens) // (
             position.step - self._last_step
         )
@@ -104,21 +103,21 @@ class Telemetry:
         self._display.step(position.step, metrics)
 
     def change_facts(self, facts: RunFacts, why: str) -> None:
-        """Count with other facts from the next record on.
+        """Use other facts from the next record on.
 
         Args:
-            facts: what speeds and sizes are counted with.
-            why: line for the console.
+            facts: Facts to compute speeds and sizes with.
+            why: Line for the console.
         """
         self._facts = facts
         self.say(why)
 
     def say(self, message: str) -> None:
-        """Print one line on the console, above the progress bar where there is one."""
+        """Print one line on the console, above the progress bar if there is one."""
         self._display.say(message)
 
     def sync(self) -> None:
-        """Make everything logged so far durable before this returns."""
+        """Make all records so far durable."""
         self._metrics_file.sync()
         if self._event_file is not None:
             self._event_file.sync()
@@ -127,9 +126,9 @@ class Telemetry:
         """Close the files and the progress bar; further calls do nothing.
 
         Args:
-            final: results of a finished run for TensorBoard's HPARAMS page, which shows the last
-                scalar of a tag: those that were not logged are written here.
-            failed: an error ends the run.
+            final: Results of a finished run for TensorBoard's HPARAMS page. The page shows a tag's
+                last scalar, so results that were not logged are written here.
+            failed: Whether an error ends the run.
         """
         if self._closed:
             return
@@ -139,10 +138,10 @@ class Telemetry:
             self._wandb.close(failed=failed)
         if self._event_file is not None:
             if final is not None and not self._summarised:
-                own = {
+                summary = {
                     tag: value for tag, value in final.items() if tag.startswith(SUMMARY.format(""))
                 }
-                self._event_file.write_scalars(self._last_step, own)
+                self._event_file.write_scalars(self._last_step, summary)
                 row = {**self._hparams, **in_front(final)}
                 self._event_file.write_hparams(self._last_step, row, final, FIRST)
             self._event_file.close()

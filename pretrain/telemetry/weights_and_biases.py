@@ -1,9 +1,8 @@
 """The same scalars for Weights & Biases (wandb), an optional package: `telemetry.wandb`.
 
-A run has one id, kept in RUN/wandb/id, so a resumed run continues where it was. Steps after the
-resumed checkpoint that wandb has already are the same numbers again, and wandb leaves them out.
-Where it sends them, or that it only writes files (WANDB_MODE=offline), is said by wandb's own
-environment variables.
+A run has one id, kept in RUN/wandb/id, so a resumed run continues in the same wandb run. Steps
+after the resumed checkpoint that wandb already has are the same numbers again, which wandb skips.
+Wandb's environment variables choose its server, or files only (WANDB_MODE=offline).
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ PROJECT = "ora-pretrain"
 class WandbRun:
     """An attempt at the run in `run_path`, which continues after `resume_step`; 0: a new run.
 
-    The package is there: `config.refusals` has asked.
+    `config.refusals` has checked that the package is installed.
 
     Args:
-        settings: {name: value}, what wandb's tables tell runs apart by.
-        say: told once if wandb fails on the way. Training continues: these numbers are also in
+        settings: {name: value} by which wandb's tables distinguish runs.
+        say: Called once if wandb fails later. Training continues, since these numbers are also in
             metrics.jsonl.
 
     Raises:
-        UserError: wandb does not begin.
+        UserError: wandb cannot start the run.
     """
 
     def __init__(
@@ -70,16 +69,16 @@ class WandbRun:
         """Send all scalars of a step.
 
         Args:
-            step: of the optimizer.
             values: {tag: value}.
         """
         self._try(lambda: self._run.log(dict(values), step=step))
 
     def close(self, *, failed: bool) -> None:
-        """Hand over what is not yet sent.
+        """Send the remaining scalars and finish the wandb run.
 
         Args:
-            failed: an error ended the run, which wandb then shows as failed, not as finished.
+            failed: Whether an error ended the run, which wandb then shows as failed, not as
+                finished.
         """
         self._try(lambda: self._run.finish(exit_code=int(failed)))
         self._run = None
@@ -90,6 +89,6 @@ class WandbRun:
         try:
             action()
         except Exception as error:
-            # Whatever a service outside does, it must not end a training of days.
+            # An outside service must not end a training of days, whatever it raises.
             self._run = None
             self._say(f"telemetry: wandb gets no more numbers ({type(error).__name__}: {error})")

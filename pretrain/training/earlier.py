@@ -1,7 +1,7 @@
-"""What a run's files say of its training so far, read before a start writes them anew.
+"""A run's record of its training so far, read from its files before a start rewrites them.
 
-These files are the only record of what earlier starts trained with. One that is damaged is refused,
-or kept aside where `checkpoint.fall_back` asks for that; one that is missing is told.
+These files are the only record of what earlier starts trained with. A damaged file is refused, or
+kept aside if `checkpoint.fall_back` is set; a missing file is reported.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _UNKNOWN = {
 
 @dataclass(frozen=True)
 class Earlier:
-    """What is known of a run's training up to where it starts now; nothing, from step 0.
+    """Record of a run's training up to the step where it starts now; empty at step 0.
 
     Attributes:
-        settings: content of config.yaml.
-        environment: content of environment.json.
-        audit: content of audit.json.
-        lost: names of those of the three files that are missing or damaged.
-        notes: lines for the user.
+        settings: Content of config.yaml.
+        environment: Content of environment.json.
+        audit: Content of audit.json.
+        lost: Names of the files that are missing or damaged.
+        notes: Lines for the user.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -74,20 +74,18 @@ class Earlier:
 
 
 def read_earlier(directory: RunDirectory, start: Start, fall_back: bool) -> Earlier:
-    """Read what the run's files, or its trunk's, say of the steps before.
+    """Read the record of earlier steps from the files of the run, or of its trunk.
 
     Args:
-        directory: of the run.
-        start: where the run starts from.
-        fall_back: keep a damaged file of the run aside, and continue without it.
+        fall_back: Keep a damaged file of the run aside, and continue without it.
 
     Raises:
-        UserError: a file is damaged, and none is to be kept aside for that.
+        UserError: a file is damaged, and checkpoint.fall_back is not set.
     """
     run = start.trunk or directory
     if not start.position.step:
         return Earlier()
-    found: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     damaged: list[Path] = []
     notes: list[str] = []
     for path in _described(run):
@@ -96,7 +94,7 @@ def read_earlier(directory: RunDirectory, start: Start, fall_back: bool) -> Earl
             notes.append(f"{path} is missing: {unknown}")
             continue
         try:
-            found[path.stem] = read_form(path, _FORMS[path.stem])
+            contents[path.stem] = read_form(path, _FORMS[path.stem])
         except UserError as error:
             problem = str(error).rpartition("; ")[0]
             if start.trunk is not None or not fall_back:
@@ -107,13 +105,14 @@ def read_earlier(directory: RunDirectory, start: Start, fall_back: bool) -> Earl
             damaged.append(path)
             notes.append(f"kept aside as {free_name(path, DAMAGED_SUFFIX).name}: {problem}")
             notes.append(unknown)
+    # Only after every file was read: a refusal above must leave all of them in place.
     for path in damaged:
         path.rename(free_name(path, DAMAGED_SUFFIX))
     return Earlier(
-        settings=found.get("config", {}),
-        environment=found.get("environment", {}),
-        audit=found.get("audit", {}),
-        lost=tuple(path.name for path in _described(run) if path.stem not in found),
+        settings=contents.get("config", {}),
+        environment=contents.get("environment", {}),
+        audit=contents.get("audit", {}),
+        lost=tuple(path.name for path in _described(run) if path.stem not in contents),
         notes=tuple(notes),
     )
 

@@ -43,9 +43,9 @@ def build_optimizer(
     """Build the optimizer of a model's trainable parameters, for DeepSpeed.
 
     Args:
-        model: of `build_model`, before DeepSpeed wraps it.
-        settings: name the rules, rates and decay.
-        inventory: its tensors; without them all is by AdamW, and rates follow from names alone.
+        model: a model from `build_model`, before DeepSpeed wraps it.
+        inventory: tensors of the model; without them AdamW takes all, and rates follow from names
+            alone.
     """
     from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 
@@ -74,7 +74,7 @@ def wrap_model(
     """Wrap a model of `build_model` in optimizer and DeepSpeed engine, and audit the engine.
 
     Args:
-        model: whose parameters train; frozen weights are buffers.
+        model: a model whose parameters train; frozen weights are buffers.
         resolved: the configuration, its layout and DeepSpeed's settings.
         context: process groups and device.
 
@@ -111,11 +111,11 @@ def wrap_model(
         engine.enable_backward_allreduce = False
         if not alone:
             reduction = OverlappedReduction(engine, engine.seq_data_parallel_group)
-    found = audit(engine, context.tensor_parallel_group)
+    engine_audit = audit(engine, context.tensor_parallel_group)
     rules = optimizer.prepare(engine, model.inventory, context, replicated=stage == 0)
     if rules is not None:
-        found["rules"] = rules
-    return engine, reduction, found
+        engine_audit["rules"] = rules
+    return engine, reduction, engine_audit
 
 
 def set_learning_rate(engine: Any, learning_rate: float) -> None:
@@ -125,7 +125,7 @@ def set_learning_rate(engine: Any, learning_rate: float) -> None:
 
     Args:
         engine: a deepspeed.DeepSpeedEngine.
-        learning_rate: of this step.
+        learning_rate: rate of this step.
     """
     for group in engine.optimizer.param_groups:
         group["lr"] = learning_rate * group["rate_factor"]

@@ -22,13 +22,11 @@ def held_out_losses(
 ) -> HeldOutLosses:
     """Return the total loss on each source's held-out samples (collective).
 
-    The samples are always the same, and nothing is dropped out.
+    The samples are the same every time, and dropout is off.
 
     Args:
-        engine: a deepspeed.DeepSpeedEngine.
-        data: of the run.
-        micro_batch_size: samples of a forward pass.
-        context: this rank's place in the layout.
+        engine: A deepspeed.DeepSpeedEngine.
+        micro_batch_size: Samples of a forward pass.
 
     Returns:
         {source: (total loss in nats, number of predictions)}.
@@ -58,18 +56,18 @@ def held_out_losses(
 
 
 def _visible(inputs: torch.Tensor, boundary: int | None) -> torch.Tensor:
-    """Return `[batch, 1, query, key]`: which keys a query sees.
+    """Return a mask `[batch, 1, query, key]` of the keys that each query sees.
 
     Args:
-        inputs: ids `[batch, sequence]`.
-        boundary: id that ends a document, after which another begins; None: one text.
+        inputs: Ids `[batch, sequence]`.
+        boundary: The end-of-document id if documents stand alone; None: the batch is one text.
     """
-    at = torch.arange(inputs.size(1), device=inputs.device)
-    positions = at.expand_as(inputs)
+    index = torch.arange(inputs.size(1), device=inputs.device)
+    positions = index.expand_as(inputs)
     if boundary is not None:
         positions = document_layout(inputs, boundary).positions
-    first = (at - positions)[:, None, :, None]
-    return (at <= at[:, None]) & (at >= first)
+    first = (index - positions)[:, None, :, None]
+    return (index <= index[:, None]) & (index >= first)
 
 
 def spread_of_scores(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
@@ -77,7 +75,7 @@ def spread_of_scores(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tenso
 
     Args:
         scores: `[…, query, key]`.
-        visible: which of them count; broadcast.
+        visible: Mask of the keys that count, broadcast to the scores.
     """
     seen = visible.sum(dim=-1).double()
     mean = scores.where(visible, 0.0).sum(dim=-1, dtype=torch.float64) / seen
@@ -90,12 +88,13 @@ def _measured(
 ) -> torch.Tensor:
     """Return the entropy, the spread and the largest score of a head, float64 `[3]`.
 
-    Heads are measured one by one, because this takes eight times their probabilities' memory.
+    Heads are measured one at a time, because this takes eight times their probabilities' memory.
 
     Args:
         probabilities: `[batch, query, key]`.
-        scores: likewise; None: a synthesizer's, known up to a constant of each query.
-        visible: likewise: which of them count.
+        scores: `[batch, query, key]`; None for a synthesizer, whose scores are known only up to a
+            constant for each query.
+        visible: Mask of the keys that count, `[batch, query, key]`.
     """
     above = probabilities > 0
     logs = probabilities.log().where(above, 0.0)
@@ -114,14 +113,12 @@ def attention_scores(
 ) -> tuple[AttentionScores, ...]:
     """Return each layer's attention on the first held-out sample (collective).
 
-    One forward pass of one sample without dropout, compiled layers as they were written: the same
-    under every layout. It holds the probabilities of one layer at a time, float32
-    `[heads, sequence, sequence]` of this rank's heads.
+    Runs one sample forward without dropout and with layers uncompiled, so that the numbers are the
+    same under every layout. Holds one layer's probabilities at a time, float32 `[heads, sequence,
+    sequence]` of this rank's heads.
 
     Args:
-        engine: a deepspeed.DeepSpeedEngine.
-        data: of the run.
-        context: this rank's place in the layout.
+        engine: A deepspeed.DeepSpeedEngine.
     """
     samples = next(samples for samples in data.validation.values() if len(samples))
     tokens = torch.from_numpy(samples.blocks(np.zeros(1, dtype=np.int64))).to(context.device)
@@ -130,9 +127,12 @@ def attention_scores(
 
     def observe(_: int, probabilities: torch.Tensor, scores: torch.Tensor | None) -> None:
         heads = probabilities.unbind(1)
-        known = [None] * len(heads) if scores is None else scores.unbind(1)
-        each = [_measured(head, own, visible[:, 0]) for head, own in zip(heads, known, strict=True)]
-        means, largest = torch.stack(each).split((2, 1), dim=1)
+        head_scores = [None] * len(heads) if scores is None else scores.unbind(1)
+        measured = [
+            _measured(head, of_head, visible[:, 0])
+            for head, of_head in zip(heads, head_scores, strict=True)
+        ]
+        means, largest = torch.stack(measured).split((2, 1), dim=1)
         layers.append(torch.cat((means.mean(dim=0), largest.amax(dim=0))))
 
     engine.eval()
@@ -146,5 +146,6 @@ def attention_scores(
     means /= context.tensor_parallel_size
     numbers = torch.cat((means, largest), dim=1).tolist()
     return tuple(
-        AttentionScores(one, two, None if isnan(three) else three) for one, two, three in numbers
+        AttentionScores(entropy, spread, None if isnan(score) else score)
+        for entropy, spread, score in numbers
     )

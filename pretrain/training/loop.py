@@ -1,12 +1,12 @@
-"""The training program: read this file and you know what a run does.
+"""The training program: this file shows everything that a run does.
 
     torchrun --nproc-per-node 8 -m pretrain train pretrain/configs/small.yaml    # or srun
     python -m pretrain train demo --local-ranks 4                                # one machine, CPU
 
-Set up ranks, data, model and engine; resume from the newest complete checkpoint; then for every
+Set up ranks, data, model and engine; resume from the newest complete checkpoint. Then, for every
 step: forward and backward over the micro batches, clip, update if the numbers are good, record;
-validate and save when due; stop in good order when a signal asks for it, or when the numbers stay
-bad. A checkpoint is copied between two steps and written behind those that follow.
+validate and save when due. The run stops cleanly when a signal asks for it, or when the numbers
+stay bad. A checkpoint is copied between two steps and written in the background.
 """
 
 from __future__ import annotations
@@ -41,10 +41,6 @@ from pretrain.training.update import around_update
 def train(config: Config, signals: StopSignals) -> str:
     """Train until the schedule's end or a signal; return the state that the run was left in.
 
-    Args:
-        config: Of the run.
-        signals: That ask for an early end.
-
     Raises:
         UserError, DataError, MethodError: anything the user can fix, before step 1 wherever it can
             be known then.
@@ -56,11 +52,7 @@ def train(config: Config, signals: StopSignals) -> str:
 
 
 def run_steps(run: Run, signals: StopSignals) -> str:
-    """Run the loop, on every rank in step with the others.
-
-    Args:
-        run: The open run.
-        signals: That ask for an early end.
+    """Run the loop (collective).
 
     Returns:
         The state to leave the run in, the same on every rank.
@@ -80,7 +72,7 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         require_good_step(run, position, result)
         if result.updated:
             run.note_update()
-        # The state to leave the run in, or None to go on: being finished outranks any signal, and a
+        # The state to leave the run in, or None to go on. A finished run outranks any signal, and a
         # signal waits for a step that can be saved.
         state = (
             FINISHED if position.step == config.total_steps else asked if result.updated else None
@@ -107,7 +99,7 @@ def run_steps(run: Run, signals: StopSignals) -> str:
             samples=samples,
             attention=attention,
         )
-        # On the disk before a checkpoint counts: a resumed run then misses no record.
+        # Records reach the disk before the checkpoint counts, so a resumed run misses none.
         run.record(record, durable=stall is not None)
         if stall is not None:
             run.commit(good=validation is not None)
@@ -119,19 +111,16 @@ def run_steps(run: Run, signals: StopSignals) -> str:
 def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[StepResult, str | None]:
     """Make one optimizer step over one global batch.
 
-    On a GPU everything is submitted first and read at the end, in one go.
+    On a GPU all work is submitted first, and the numbers are read once at the end.
 
     Args:
-        run: The open run.
         position: Progress before the step.
-        signals: That ask for an early end.
 
     Returns:
-        The step's result, and the state that a signal to any rank asks for: all ranks stop after
-        the same step.
+        The step's result, and the state requested by a signal to any rank, the same on all ranks.
 
     Raises:
-        UserError: On every rank, if one of them cannot go on.
+        UserError: on every rank, if one of them cannot go on.
     """
     config, step = run.config, position.step + 1
     rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
@@ -154,6 +143,7 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     good = sums.are_good(largest_loss=position.usual_loss.limit(factor))
     with around_update(run.phased.actions, step) as measured:
         update = run.phased.update.make(good, largest_norm=position.usual_norm.limit(factor))
+    # The next batch is read while the GPU still works on this one.
     clock.begin("next data")
     if step < config.total_steps:
         run.batches.read(position.consumed_samples + config.data.global_batch_size)
@@ -179,13 +169,12 @@ def accumulate_gradients(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Run forward and backward over this rank's micro batches.
 
-    The loss is the mean over the predictions of the global batch that count; terms that the model
-    adds to it are kept apart.
+    The loss is the mean over the counted predictions of the global batch. Terms that the model adds
+    to the loss are reported separately.
 
     Args:
-        run: The open run.
         batch: Ids, `[micro batches, samples, sequence + 1]`.
-        step: Its number.
+        step: Number of the step, for the seeds.
 
     Returns:
         This rank's parts of the loss and of each term, on the device, for `StepSums`.
@@ -200,12 +189,12 @@ def accumulate_gradients(
         set_seeds(run.config.run.seed, step, global_index, context.tensor_parallel_rank)
         on_device = tokens.to(context.device, non_blocking=True)
         losses = token_losses(engine, on_device, run.data.boundary)
-        # DeepSpeed divides by micro batches and ranks: out comes the sum over all of them /
-        # predictions.
+        # DeepSpeed divides by micro batches and ranks; multiplying by both leaves the sum over all
+        # of them, divided by the predictions.
         weight = micro_batches * context.data_parallel_size / predictions
         loss = losses.sum() * weight
         squares = take_squared_normalisers(engine.module, on_device, run.data.boundary)
-        if squares is not None:  # their gradient is in that of the losses
+        if squares is not None:  # z-loss: the losses' backward pass adds its gradient
             z_sum = squares * weight + (0.0 if z_sum is None else z_sum)
         auxiliary = take_auxiliary_losses(engine.module)
         engine.backward(sum(auxiliary.values(), loss))
@@ -213,18 +202,18 @@ def accumulate_gradients(
         if index < micro_batches - 1:
             # Only counts the micro batch; after the last one, train_step moves the weights.
             engine.step()
-    # The other terms are of the weights alone, so they are equal in all micro batches.
+    # The other terms depend on the weights only, so they are equal in all micro batches.
     terms = {name: term.detach() for name, term in auxiliary.items()}
-    if z_sum is not None:  # every tensor-parallel rank has the whole term, and is to give a share
+    if z_sum is not None:  # every tensor-parallel rank has the whole term; `StepSums` adds them up
         share = run.config.model.z_loss / (micro_batches * context.tensor_parallel_size)
         terms["z_loss"] = z_sum * share
     return loss_sum / micro_batches, terms
 
 
 def _counted_predictions(run: Run, batch: torch.Tensor) -> float:
-    """Return the predictions of the global batch that count (collective where ranks differ)."""
+    """Count the predictions of the global batch (collective where documents stand alone)."""
     if run.data.boundary is None:
-        return run.config.tokens_per_step  # known without asking the other ranks
+        return run.config.tokens_per_step  # every prediction counts, so nothing to sum
     total = agree([float(count_predictions(batch, run.data.boundary))], run.context.device)[0]
     return max(1.0, total / run.context.tensor_parallel_size)
 

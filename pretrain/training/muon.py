@@ -1,7 +1,7 @@
 """Muon for the matrices of the layers, AdamW for everything else, as one optimizer.
 
-Momentum is elementwise and lies where DeepSpeed has the weights; only the Newton-Schulz iterations
-need whole matrices, see `ownership`. What DeepSpeed has under the name of Muon is not used.
+Momentum is elementwise and lives where DeepSpeed keeps the weights; only the Newton-Schulz
+iterations need whole matrices, see `ownership`. DeepSpeed's own Muon is not used.
 
 Version-sensitive: ZeRO stage 1 of DeepSpeed 0.19 calls `step` once for each parameter group, with
 `param_groups` narrowed to it, in the same order on all ranks.
@@ -38,11 +38,11 @@ T = TypeVar("T")
 
 
 class MuonWithAdamW(FusedAdamW):
-    """Muon in the groups whose rule says so, AdamW in the others.
+    """Muon in the parameter groups with its rule, AdamW in the others.
 
     Args:
-        groups: as `parameter_groups` returns them, each of one rule.
-        settings: of both rules; the loop sets the rates before every step.
+        groups: Parameter groups from `parameter_groups`, each of one rule.
+        settings: Settings of both rules; the loop sets the rates before every step.
     """
 
     rule = muon(1)
@@ -59,7 +59,7 @@ class MuonWithAdamW(FusedAdamW):
         return self.rule.states if self._by_muon(tensor) else ADAMW.states
 
     def begin(self, tensor: torch.Tensor) -> None:
-        """Create the state of a tensor as its first update would; nothing if the state is there."""
+        """Create the state of a tensor as its first update would, unless the state exists."""
         if not self._by_muon(tensor):
             super().begin(tensor)
         elif not self.state[tensor]:
@@ -68,10 +68,10 @@ class MuonWithAdamW(FusedAdamW):
     def _by_muon(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is in one of Muon's groups."""
         return any(
-            tensor is one
+            tensor is parameter
             for group in self.param_groups
             if group["rule"] == self.rule.name
-            for one in group["params"]
+            for parameter in group["params"]
         )
 
     def prepare(
@@ -81,13 +81,12 @@ class MuonWithAdamW(FusedAdamW):
         context: ParallelContext,
         replicated: bool,
     ) -> dict[str, list[str]]:
-        """Find out which rank orthogonalises what (collective); before the first step.
+        """Decide which rank orthogonalises which matrix (collective); call before the first step.
 
         Args:
-            engine: the deepspeed.DeepSpeedEngine of this optimizer.
-            inventory: the tensors of the whole model.
-            context: this rank's place in the layout.
-            replicated: data-parallel ranks hold the same.
+            engine: The deepspeed.DeepSpeedEngine of this optimizer.
+            inventory: The tensors of the whole model.
+            replicated: Whether data-parallel ranks hold the same values.
 
         Returns:
             {name of a rule: the parameters in its groups, over all ranks}.
@@ -96,70 +95,74 @@ class MuonWithAdamW(FusedAdamW):
             MethodError: on every rank: Muon would not reach every matrix of the layers, or
                 parameter groups differ between ranks.
         """
-        own = slices_of_rank(engine)
+        slices = slices_of_rank(engine)
         tensors = [tensor for tensor in inventory if self.rule.takes(tensor)]
         self._matrices, _ = matrices_of(tensors, context.tensor_parallel_size)
         groups = [group for group in self.param_groups if group["rule"] == self.rule.name]
         holdings = [
-            Holding(context.data_parallel_rank, pieces_of(own, tensors, group["params"], context))
+            Holding(
+                context.data_parallel_rank, pieces_of(slices, tensors, group["params"], context)
+            )
             for group in groups
         ]
         held = _of_all_ranks(holdings)
         check_groups(held, self._matrices)
         factors = [self._factor(matrix) for matrix in self._matrices]
         for number, group in enumerate(groups):
-            every = [one[number] for one in held]
+            every = [holdings[number] for holdings in held]
             self._exchanges[id(group)] = Exchange(
                 self._matrices, every, context.rank, replicated=replicated, factors=factors
             )
 
         ours: dict[str, set[str]] = {self.rule.name: set(), ADAMW.name: set()}
-        for each in own:
-            ours[self.rule.name if self._by_muon(each.flat) else ADAMW.name].add(each.name)
+        for part in slices:
+            ours[self.rule.name if self._by_muon(part.flat) else ADAMW.name].add(part.name)
         ranks = _of_all_ranks(ours)
         return {rule: sorted(set().union(*(rank[rule] for rank in ranks))) for rule in ours}
 
     def report(self) -> dict[str, Any] | None:
-        """Return what the last update did, the first time that it is asked for (collective).
+        """Return a report of the last update on the first call, then None (collective).
 
         Returns:
-            Matrices that were orthogonalised, in all and by each rank; iterations and type; for
-            each parameter the Frobenius norm of its update at a learning rate of 1, without weight
-            decay. None from the second time on.
+            Numbers of orthogonalised matrices, in total and by rank; iterations; for each parameter
+            the Frobenius norm of its update at a learning rate of 1, without weight decay.
         """
         if self._norms is None:
             return None
         squares: dict[str, float] = {}
         for number, norms in self._norms.items():
-            for chunk, own in zip(self._exchanges[number].chunks, norms, strict=True):
-                for matrix, norm in zip(chunk.numbers, own.tolist(), strict=True):
+            for chunk, chunk_norms in zip(self._exchanges[number].chunks, norms, strict=True):
+                for matrix, norm in zip(chunk.numbers, chunk_norms.tolist(), strict=True):
                     name = self._matrices[matrix].tensor
                     square = (norm * self._factor(self._matrices[matrix])) ** 2
                     squares[name] = squares.get(name, 0.0) + square
         self._norms = None
         owned = sum(exchange.owned for exchange in self._exchanges.values())
         ranks = _of_all_ranks((owned, squares))
-        names = sorted({name for _, own in ranks for name in own})
+        names = sorted({name for _, rank_squares in ranks for name in rank_squares})
         return {
             "matrices": sum(count for count, _ in ranks),
             "matrices_by_rank": [count for count, _ in ranks],
             "newton_schulz_steps": self._settings.newton_schulz_steps,
             "update_norm": {
-                name: sqrt(sum(own.get(name, 0.0) for _, own in ranks)) for name in names
+                name: sqrt(sum(rank_squares.get(name, 0.0) for _, rank_squares in ranks))
+                for name in names
             },
         }
 
     def _factor(self, matrix: Matrix) -> float:
-        """Return the factor of a matrix's update."""
+        """Return the factor of a matrix's update, by its shape."""
         rows, columns = matrix.stack.rows, matrix.stack.columns
         if self._settings.update_scale == "spectral":
-            return sqrt(max(1, rows / columns))
+            return sqrt(max(1, rows / columns))  # Jordan 2024
+        # Moonlight (arXiv:2502.16982): the update's RMS is then about that of AdamW.
         return 0.2 * sqrt(max(rows, columns))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update what has a gradient (collective)."""
+        """Update the parameters of all groups (collective)."""
         groups = self.param_groups
+        # torch's AdamW updates every group that it sees, so Muon's are hidden from it.
         self.param_groups = [group for group in groups if group["rule"] != self.rule.name]
         if self.param_groups:
             unwrap(torch.optim.AdamW.step)(self, closure)
@@ -186,14 +189,14 @@ class MuonWithAdamW(FusedAdamW):
             weight.sub_(direction.view_as(weight).mul_(rate))
 
     def _direction(self, weight: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
-        """Return what is to be orthogonalised, in place of the gradient, and move the momentum."""
+        """Move the momentum; return the matrix to orthogonalise, in the gradient's memory."""
         self.begin(weight)
         momentum = self.state[weight]["momentum"]
         decay = self._settings.momentum
         gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
         if self.grad_scale is not None:
             gradient.div_(self.grad_scale)
-        if allowed is not None:  # the momentum moves towards itself where nothing may move
+        if allowed is not None:  # a refused update leaves the momentum as it is
             torch.where(allowed, gradient, momentum, out=gradient)
         momentum.lerp_(gradient, 1 - decay)
         return (
@@ -207,8 +210,8 @@ class MuonWithAdamW(FusedAdamW):
         return DTYPES[automatic if chosen == "auto" else chosen]
 
 
-def _of_all_ranks(own: T) -> list[T]:
-    """Return what each rank has (collective)."""
+def _of_all_ranks(value: T) -> list[T]:
+    """Return the value of every rank (collective)."""
     ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, own)
+    dist.all_gather_object(ranks, value)
     return ranks

@@ -110,7 +110,7 @@ class Run:
 
         Args:
             position: progress of the run.
-            in_background: as `Checkpoints.save` has it.
+            in_background: return once this rank's values are copied; else once its file is written.
         """
         self.watch.at(f"the checkpoint of step {position.step}")
         note = self.checkpoints.save(self.engine, position, in_background)
@@ -147,7 +147,6 @@ class Run:
         """Hand one step's numbers to telemetry (rank 0). A write error is recorded in `errors`.
 
         Args:
-            record: of the step.
             durable: wait until this record and all before it are on the disk.
         """
         if self.telemetry is not None:
@@ -316,14 +315,14 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
     identity = run_identity(resolved, blend)
     start = find_start(resolved, context, identity)
     position = start.position
-    own = start.checkpoint if start.trunk is None else None  # a trunk is only read
+    resumed = start.checkpoint if start.trunk is None else None  # a trunk is only read
     watch.at("building the model")
     phased = PhasedEngine(resolved, context, position.step, start.state)
     identity["frozen_bank"]["sha256"] = bank_digests(phased.engine.module, context)
     if start.about is not None:
         check_bank(str(start.checkpoint), start.about.frozen_bank, identity["frozen_bank"])
     errors = DeferredError(context.device)
-    checkpoints = Checkpoints(resolved, context, identity, resumed=own, errors=errors)
+    checkpoints = Checkpoints(resolved, context, identity, resumed=resumed, errors=errors)
     watch.at("the order of the samples")
     with _first_rank_acting(context, watch):
         if context.is_first:

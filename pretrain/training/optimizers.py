@@ -23,15 +23,15 @@ from pretrain.ranks.groups import ParallelContext
 
 
 class RuleOptimizer(torch.optim.Optimizer):
-    """What a run asks of its optimizer beyond torch's interface.
+    """Interface that a run needs of its optimizer beyond torch's.
 
-    As it stands the class is for torch's fused optimizers, in front of which it is inherited. The
-    methods that it takes from torch are without what hides them from torch.compile: that would
-    import the compiler, and no optimizer is compiled here.
+    The class is inherited in front of one of torch's fused optimizers. It unwraps torch's methods
+    from the decorators that hide them from torch.compile: those import the compiler, and no
+    optimizer is compiled here.
 
     Attributes:
-        rule: what the optimizer keeps of a tensor.
-        counts_steps: the state of a tensor has a count of its updates, under STEP.
+        rule: Rule that names the states of a tensor.
+        counts_steps: Whether a tensor's state counts its updates, under STEP.
     """
 
     rule: ClassVar[Rule]
@@ -50,7 +50,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         return self.rule.states
 
     def begin(self, tensor: torch.Tensor) -> None:
-        """Create the state of a tensor as its first update would; nothing if the state is there."""
+        """Create the state of a tensor as its first update would, unless the state exists."""
         state = self.state[tensor]
         if state:
             return
@@ -60,10 +60,10 @@ class RuleOptimizer(torch.optim.Optimizer):
             state[name] = torch.zeros_like(tensor)
 
     def allow(self, allowed: torch.Tensor | None) -> None:
-        """Say whether the next calls of `step` may change anything.
+        """Set whether the next calls of `step` may change anything.
 
         Args:
-            allowed: a truth value, as a number on the device; None: they may.
+            allowed: Truth value as a number on the device; None: the calls may.
         """
         self.found_inf = None if allowed is None else 1.0 - allowed.float()
 
@@ -74,25 +74,24 @@ class RuleOptimizer(torch.optim.Optimizer):
         context: ParallelContext,
         replicated: bool,
     ) -> dict[str, list[str]] | None:
-        """Find out which rank updates what (collective); before the first step.
+        """Decide which rank updates which parameters (collective); call before the first step.
 
         Args:
-            engine: the deepspeed.DeepSpeedEngine of this optimizer.
-            inventory: the tensors of the whole model.
-            context: this rank's place in the layout.
-            replicated: data-parallel ranks hold the same.
+            engine: The deepspeed.DeepSpeedEngine of this optimizer.
+            inventory: The tensors of the whole model.
+            replicated: Whether data-parallel ranks hold the same values.
 
         Returns:
-            {name of a rule: the parameters that it updates, over all ranks}; None where one rule
-            updates whatever a rank holds.
+            {name of a rule: the parameters that it updates, over all ranks}; None if one rule
+            updates them all.
 
         Raises:
-            MethodError: on every rank: a rule would not reach every tensor that it is for.
+            MethodError: on every rank: a rule would miss some of its tensors.
         """
         return None
 
     def report(self) -> dict[str, Any] | None:
-        """Return what the first update did, once; None where there is nothing to prove."""
+        """Return a report of the first update, once; None for an optimizer without one."""
         return None
 
     def divide_gradients(self, divisor: torch.Tensor) -> None:
@@ -101,11 +100,11 @@ class RuleOptimizer(torch.optim.Optimizer):
 
 
 class FusedAdamW(RuleOptimizer, torch.optim.AdamW):
-    """AdamW in one pass over weights, gradients and moments, on the CPU as on CUDA.
+    """AdamW in one fused pass over weights, gradients and moments, on CPU and CUDA.
 
     Args:
-        groups: as `parameter_groups` returns them.
-        settings: rate, betas and epsilon; the loop sets the rate before every step.
+        groups: Parameter groups from `parameter_groups`.
+        settings: Rate, betas and epsilon; the loop sets the rate before every step.
     """
 
     rule = ADAMW
@@ -118,17 +117,17 @@ class FusedAdamW(RuleOptimizer, torch.optim.AdamW):
 
 
 def clip_by_own_norm(optimizer: RuleOptimizer, clip: float, tp_group: dist.ProcessGroup) -> None:
-    """Let an optimizer of the model's own weights take the norm of all gradients, and clip by it.
+    """Make an optimizer of the model's own weights compute the gradient norm and clip by it.
 
-    What DeepSpeed's ZeRO optimizers do around it, without their flat copies of weights and
-    gradients: one pass for the norm, one for clipping and update together. Where the norm is not
-    finite nothing is updated.
+    DeepSpeed's ZeRO optimizers do this on flat copies of weights and gradients. Here one pass takes
+    the norm, and one clips and updates. Nothing is updated where the norm is not finite.
 
     Args:
-        optimizer: without hooks so far, so that each later hook finds the norm of its step.
-        clip: the norm to clip to; 0: none.
-        tp_group: over whose ranks weights marked `tensor_model_parallel` are spread; others are the
-            same on all of them and count once.
+        optimizer: Optimizer without hooks so far, so that each later hook finds the norm of its
+            step.
+        clip: Norm to clip to; 0: no clipping.
+        tp_group: Ranks over which weights marked `tensor_model_parallel` are spread; other weights
+            are the same on all of them and count once.
     """
 
     @torch.no_grad()
@@ -143,15 +142,15 @@ def clip_by_own_norm(optimizer: RuleOptimizer, clip: float, tp_group: dist.Proce
 
 
 def clip_by_outer_norm(optimizer: RuleOptimizer, outer: Any, clip: float) -> None:
-    """Let the update divide gradients by the norm that DeepSpeed's optimizer around it has taken.
+    """Make an optimizer clip by the norm that DeepSpeed's optimizer around it has computed.
 
-    DeepSpeed's own clipping would be a pass over the gradients of the whole model, of which a rank
-    updates a part.
+    DeepSpeed's own clipping would pass over the gradients of the whole model, while a rank updates
+    only a part of them.
 
     Args:
-        optimizer: of this program.
+        optimizer: The optimizer inside DeepSpeed's.
         outer: DeepSpeed's optimizer around it.
-        clip: the norm to clip to; 0: none.
+        clip: Norm to clip to; 0: no clipping.
     """
 
     def take_norm(optimizer: Any, arguments: Any, keywords: Any) -> None:

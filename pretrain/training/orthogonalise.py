@@ -12,18 +12,18 @@ from megatron_patches.recipe.matrices import halves
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 """Coefficients of X, (X Xᵀ) X and (X Xᵀ)² X (Jordan 2024), which drive singular values near 1."""
 EPSILON = 1e-7
-"""Least norm that a matrix is divided by."""
+"""Smallest divisor of a matrix, so that a zero matrix stays zero."""
 
 
 def newton_schulz(matrices: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return matrices with singular values near 1, in place of those of the argument.
+    """Return the matrices with their singular values driven near 1.
 
     X ← X / max(‖X‖_F, 1e-7), then `steps` times X ← a X + (b G + c G²) X with G = X Xᵀ, on the
     transposed matrices where there are more rows than columns.
 
     Args:
         matrices: `[count, rows, columns]`, contiguous; they may be overwritten.
-        steps: iterations.
+        steps: Number of iterations.
 
     Returns:
         `[count, rows, columns]` of the same type.
@@ -31,6 +31,7 @@ def newton_schulz(matrices: torch.Tensor, steps: int) -> torch.Tensor:
     a, b, c = COEFFICIENTS
     tall = matrices.size(1) > matrices.size(2)
     x = matrices.mT.contiguous() if tall else matrices
+    # The iteration converges only from singular values of at most 1, which ‖X‖_F bounds.
     norms = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
     x.div_(norms.clamp(min=EPSILON))
     gram = x.new_empty(x.size(0), x.size(1), x.size(1))
@@ -69,6 +70,7 @@ def _symmetric(
             alpha=alpha,
             out=out[:, rows, columns],
         )
+    # The lower left block mirrors the upper right one; copying it is cheaper than its product.
     out[:, below, top].copy_(out[:, top, below].mT)
 
 
@@ -77,12 +79,13 @@ class Copy:
     """Elements to copy between one of several flat tensors and a buffer, or back.
 
     Attributes:
-        tensor: number of the flat tensor.
-        at: its first element.
-        buffer_at: first element in the buffer.
-        length: elements that lie one behind the other on both sides.
-        count: how often, each time `step` further in the tensor and `buffer_step` in the buffer.
-        scale: factor of what is copied back.
+        tensor: Number of the flat tensor.
+        at: First element in the flat tensor.
+        buffer_at: First element in the buffer.
+        length: Number of contiguous elements, on both sides.
+        count: Number of repetitions, each `step` further in the tensor and `buffer_step` in the
+            buffer.
+        scale: Factor applied when copying back.
     """
 
     tensor: int
@@ -108,16 +111,16 @@ def _strided(flat: torch.Tensor, at: int, step: int, copy: Copy) -> torch.Tensor
 
 
 def joined(copies: Iterable[Copy]) -> list[Copy]:
-    """Return the same copies in fewer operations: neighbours become one, equal distances too.
+    """Join copies into fewer operations: neighbours first, then copies at equal distances.
 
     Args:
-        copies: of one run each.
+        copies: Copies without repetitions.
     """
     return list(_equal_distances(_neighbours(copies)))
 
 
 def _neighbours(copies: Iterable[Copy]) -> Iterator[Copy]:
-    """Join copies that go on where the one before ends, on both sides."""
+    """Join copies that start where the previous one ends, on both sides."""
     last: Copy | None = None
     for copy in copies:
         if last is not None and (copy.tensor, copy.scale, copy.at, copy.buffer_at) == (

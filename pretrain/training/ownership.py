@@ -1,9 +1,9 @@
 """Owners of Muon's matrices, and the exchange of their pieces between ranks.
 
-Every matrix has one owner among all ranks. In an update the owner gets the pieces of it that other
-ranks hold (rows or columns by tensor parallelism, ranges by ZeRO), and sends back what became of
-them. Where data-parallel ranks hold the same (ZeRO stage 0), the owner gets the pieces of its own
-replica, and every replica gets the update.
+One rank owns each matrix. In an update the owner receives the pieces of the matrix that other ranks
+hold (rows or columns by tensor parallelism, ranges by ZeRO), orthogonalises it and sends the pieces
+back. Where data-parallel ranks hold the same values (ZeRO stage 0), the owner receives the pieces
+of its own replica only, and every replica gets the update.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class Matrix:
     """A matrix of the model.
 
     Attributes:
-        tensor: name of its tensor.
-        stack: it is one of these.
-        shares: pieces that follow each other where tensor parallelism cuts its columns; else 1.
+        tensor: Name of the tensor that holds the matrix.
+        stack: Stack of equal matrices that this one belongs to.
+        shares: Pieces that follow each other where tensor parallelism cuts the matrix's columns;
+            else 1.
     """
 
     tensor: str
@@ -41,7 +42,7 @@ class Matrix:
 
     @property
     def elements(self) -> int:
-        """Return its elements."""
+        """Return the number of elements."""
         return self.stack.rows * self.stack.columns
 
     @property
@@ -55,11 +56,11 @@ class Piece:
     """Elements of a matrix in a rank's optimizer.
 
     Attributes:
-        matrix: its number.
-        start: first element in the flattened matrix.
-        length: elements.
-        flat: number of the optimizer's flat tensor in its group.
-        at: first element there.
+        matrix: Number of the matrix.
+        start: First element in the flattened matrix.
+        length: Number of elements.
+        flat: Number of the optimizer's flat tensor in its group.
+        at: First element in that flat tensor.
     """
 
     matrix: int
@@ -82,10 +83,10 @@ class Chunk:
     """Equal matrices that one rank orthogonalises at a time.
 
     Attributes:
-        numbers: of the matrices.
-        like: one of them.
-        incoming: copies of their pieces from what was received.
-        outgoing: copies to what is sent back.
+        numbers: Numbers of the matrices.
+        like: Any of the matrices.
+        incoming: Copies of their pieces out of the received buffer.
+        outgoing: Copies into the buffer to send back.
     """
 
     numbers: tuple[int, ...]
@@ -98,7 +99,7 @@ def matrices_of(inventory: Iterable[Tensor], size: int) -> tuple[list[Matrix], d
     """Return the matrices of tensors, and the number of the first of each (tensor, stack).
 
     Args:
-        inventory: the tensors that Muon takes.
+        inventory: The tensors that Muon takes.
         size: tensor-parallel size.
     """
     matrices: list[Matrix] = []
@@ -106,86 +107,86 @@ def matrices_of(inventory: Iterable[Tensor], size: int) -> tuple[list[Matrix], d
     for tensor in inventory:
         for number, stack in enumerate(stacks(tensor)):
             first[tensor.name, number] = len(matrices)
-            one = Matrix(tensor.name, stack, size if tensor.cut == 1 else 1)
-            matrices += [one] * stack.count
+            matrix = Matrix(tensor.name, stack, size if tensor.cut == 1 else 1)
+            matrices += [matrix] * stack.count
     return matrices, first
 
 
 def pieces_of(
-    own: Iterable[Slice],
+    slices: Iterable[Slice],
     inventory: Iterable[Tensor],
     flats: Sequence[torch.Tensor],
     context: ParallelContext,
 ) -> tuple[Piece, ...]:
-    """Return what this rank has of the matrices in one parameter group, in order of the matrices.
+    """Return this rank's pieces of the matrices in one parameter group, in order of the matrices.
 
     Args:
-        own: slices of this rank's optimizer.
-        inventory: the tensors that Muon takes.
-        flats: parameters of the group, as the optimizer has them.
-        context: this rank's place in the layout.
+        slices: All slices of this rank's optimizer.
+        inventory: The tensors that Muon takes.
+        flats: Parameters of the group, as the optimizer holds them.
     """
     rank, size = context.tensor_parallel_rank, context.tensor_parallel_size
     tensors = {tensor.name: tensor for tensor in inventory}
     _, first = matrices_of(tensors.values(), size)
     number = {id(flat): index for index, flat in enumerate(flats)}
-    found = []
-    for each in own:
-        if id(each.flat) not in number or each.name not in tensors:
+    pieces = []
+    for part in slices:
+        if id(part.flat) not in number or part.name not in tensors:
             continue
-        for run in runs(tensors[each.name], rank, size):
-            begins = max(run.own, each.start)
-            length = min(run.own + run.length, each.start + each.length) - begins
+        for run in runs(tensors[part.name], rank, size):
+            begins = max(run.rank_start, part.start)
+            length = min(run.rank_start + run.length, part.start + part.length) - begins
             if length > 0:
-                found.append(
+                pieces.append(
                     Piece(
-                        matrix=first[each.name, run.stack] + run.matrix,
-                        start=run.start + begins - run.own,
+                        matrix=first[part.name, run.stack] + run.matrix,
+                        start=run.start + begins - run.rank_start,
                         length=length,
-                        flat=number[id(each.flat)],
-                        at=each.offset + begins - each.start,
+                        flat=number[id(part.flat)],
+                        at=part.offset + begins - part.start,
                     )
                 )
-    return tuple(sorted(found, key=lambda piece: (piece.matrix, piece.start)))
+    return tuple(sorted(pieces, key=lambda piece: (piece.matrix, piece.start)))
 
 
 def owners_of(matrices: Sequence[Matrix], held: Sequence[Holding]) -> dict[int, int]:
-    """Return {number of a matrix: its owner}, so that all ranks multiply about equally much.
+    """Return {number of a matrix: its owner}, with about equal work for all ranks.
 
-    The largest go first: each to the rank that has most of it and whose part of the work is not
-    full yet, or else to the one with the least work.
+    The largest matrices go first. Each goes to the rank that holds most of it and still has room in
+    its share of the work, or else to the rank with the least work.
 
     Args:
-        matrices: of the model.
-        held: what each rank has.
+        held: Each rank's pieces of the parameter group.
     """
-    has: dict[int, Counter[int]] = defaultdict(Counter)
+    elements_of: dict[int, Counter[int]] = defaultdict(Counter)
     for rank, holding in enumerate(held):
         for piece in holding.pieces:
-            has[piece.matrix][rank] += piece.length
+            elements_of[piece.matrix][rank] += piece.length
     work = [0] * len(held)
-    part = sum(matrices[number].flops for number in has) / len(held)
+    fair_share = sum(matrices[number].flops for number in elements_of) / len(held)
     owners = {}
-    for number in sorted(has, key=lambda number: (-matrices[number].flops, number)):
+    for number in sorted(elements_of, key=lambda number: (-matrices[number].flops, number)):
         flops = matrices[number].flops
         # Replicas hold equally much: the one with less work comes first.
-        ranks = sorted(range(len(held)), key=lambda rank: (-has[number][rank], work[rank], rank))
-        roomy = (rank for rank in ranks if work[rank] + flops <= part)
-        owner = next(roomy, min(ranks, key=lambda rank: work[rank]))
+        ranks = sorted(
+            range(len(held)), key=lambda rank: (-elements_of[number][rank], work[rank], rank)
+        )
+        with_room = (rank for rank in ranks if work[rank] + flops <= fair_share)
+        owner = next(with_room, min(ranks, key=lambda rank: work[rank]))
         owners[number] = owner
         work[owner] += flops
     return owners
 
 
 class Exchange:
-    """The way of a parameter group's matrices to their owners and back.
+    """Routes of a parameter group's matrices to their owners and back.
 
     Args:
-        matrices: of the model.
-        held: what each rank has of the group.
-        rank: this one.
-        replicated: data-parallel ranks hold the same.
-        factors: of each matrix's update.
+        matrices: All matrices of the model.
+        held: Each rank's pieces of the parameter group.
+        rank: Number of this rank.
+        replicated: Whether data-parallel ranks hold the same values.
+        factors: Factor of each matrix's update.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class Exchange:
             return [piece for piece in held[holder].pieces if owners[piece.matrix] == owner]
 
         def to_owner(holder: int, owner: int) -> list[Piece]:
-            replicas = {held[one].data_parallel_rank for one in (holder, owner)}
+            replicas = {held[number].data_parallel_rank for number in (holder, owner)}
             return [] if replicated and len(replicas) > 1 else of_owner(holder, owner)
 
         sent = [to_owner(rank, owner) for owner in ranks]
@@ -217,9 +218,9 @@ class Exchange:
         self.answered = _lengths(answered)
         self.alone = len(held) == 1
         if self.alone:
-            where = [(piece, piece.flat, piece.at) for piece in held[0].pieces]
+            flat_places = [(piece, piece.flat, piece.at) for piece in held[0].pieces]
             self.packed = self.unpacked = []
-            self.chunks = _chunks(matrices, where, where, factors=factors)
+            self.chunks = _chunks(matrices, flat_places, flat_places, factors=factors)
             return
         self.packed = joined(_in_order(sent))
         self.unpacked = joined(_in_order(answered, factors))
@@ -233,16 +234,16 @@ class Exchange:
     def orthogonalise(
         self, flats: list[torch.Tensor], steps: int, dtype: torch.dtype
     ) -> list[torch.Tensor]:
-        """Replace flat tensors' matrices by the updates that follow from them (collective).
+        """Replace the matrices in flat tensors by their orthogonalised updates (collective).
 
         Args:
-            flats: one-dimensional, of this rank; overwritten.
+            flats: This rank's one-dimensional tensors; overwritten.
             steps: Newton-Schulz iterations.
-            dtype: of them, and of what is sent.
+            dtype: Type of the iterations, and of the elements that ranks send.
 
         Returns:
-            The Frobenius norm of each owned matrix, orthogonalised and without its factor, a tensor
-            for each chunk.
+            The Frobenius norms of the owned matrices, orthogonalised and before their factors: one
+            tensor for each chunk.
         """
         if self.alone:
             return self._orthogonalise(flats, flats, steps, dtype=dtype)
@@ -251,7 +252,7 @@ class Exchange:
         for copy in self.packed:
             copy.of_buffer(sent).copy_(copy.of_tensor(flats))
         received = _exchanged(sent, self.sent, self.received)
-        del sent  # what is not needed any more makes room for what comes
+        del sent  # frees memory before the answers are allocated
         answers = torch.empty(sum(self.answers), dtype=dtype, device=device)
         norms = self._orthogonalise([received], [answers], steps, dtype=dtype)
         del received
@@ -291,28 +292,28 @@ class Exchange:
 
 
 def check_groups(held: Sequence[Sequence[Holding]], matrices: Sequence[Matrix]) -> None:
-    """Refuse parameter groups that differ between ranks, and matrices that are in no group.
+    """Check that all ranks have the same parameter groups, and that every matrix is in one.
 
     Args:
-        held: what each rank has, for each group of Muon.
-        matrices: of the model.
+        held: For each rank, its pieces in each of Muon's groups.
+        matrices: All matrices of the model.
 
     Raises:
         MethodError: ranks would wait for each other, or a matrix would never move.
     """
     groups = [
-        {piece.matrix for holding in one for piece in holding.pieces}
-        for one in zip(*held, strict=False)
+        {piece.matrix for holding in holdings for piece in holding.pieces}
+        for holdings in zip(*held, strict=False)
     ]
-    if len({len(one) for one in held}) > 1 or sum(map(len, groups)) != len(set().union(*groups)):
+    if len({len(rank) for rank in held}) > 1 or sum(map(len, groups)) != len(set().union(*groups)):
         raise MethodError(
             "optimizer.kind=muon: some tensor-parallel ranks hold no weight of a parameter group; "
             "give queries and keys the learning rate of the other matrices, or use kind adamw"
         )
     elements: Counter[int] = Counter()
-    for piece in (piece for one in held for holding in one for piece in holding.pieces):
+    for piece in (piece for rank in held for holding in rank for piece in holding.pieces):
         elements[piece.matrix] += piece.length
-    left = sum(elements[number] < one.elements for number, one in enumerate(matrices))
+    left = sum(elements[number] < matrix.elements for number, matrix in enumerate(matrices))
     if left or not matrices:
         raise MethodError(
             f"optimizer.kind=muon would leave {left} of {len(matrices)} matrices of the layers as "
@@ -320,16 +321,20 @@ def check_groups(held: Sequence[Sequence[Holding]], matrices: Sequence[Matrix]) 
         )
 
 
-def _exchanged(sent: torch.Tensor, own: list[int], others: list[int]) -> torch.Tensor:
-    """Return what all ranks have sent here (collective)."""
-    received = sent.new_empty(sum(others))
-    dist.all_to_all_single(received, sent, output_split_sizes=others, input_split_sizes=own)
+def _exchanged(
+    sent: torch.Tensor, sent_lengths: list[int], received_lengths: list[int]
+) -> torch.Tensor:
+    """Return the elements that all ranks have sent to this one (collective)."""
+    received = sent.new_empty(sum(received_lengths))
+    dist.all_to_all_single(
+        received, sent, output_split_sizes=received_lengths, input_split_sizes=sent_lengths
+    )
     return received
 
 
 def _lengths(pieces: Sequence[Sequence[Piece]]) -> list[int]:
-    """Return the elements of each rank's pieces."""
-    return [sum(piece.length for piece in own) for own in pieces]
+    """Return the number of elements in each rank's pieces."""
+    return [sum(piece.length for piece in of_rank) for of_rank in pieces]
 
 
 def _in_order(
@@ -337,15 +342,15 @@ def _in_order(
 ) -> Iterable[Copy]:
     """Yield copies between a rank's own tensors and a buffer with the pieces in order."""
     at = 0
-    for piece in (piece for own in pieces for piece in own):
+    for piece in (piece for of_rank in pieces for piece in of_rank):
         scale = 1.0 if factors is None else factors[piece.matrix]
         yield Copy(piece.flat, piece.at, at, length=piece.length, scale=scale)
         at += piece.length
 
 
 def _places(pieces: Sequence[Sequence[Piece]]) -> list[tuple[Piece, int, int]]:
-    """Return (piece, 0, first element) of pieces that follow each other in one buffer."""
-    flat = [piece for own in pieces for piece in own]
+    """Return (piece, 0, first element) for pieces laid end to end in one buffer."""
+    flat = [piece for of_rank in pieces for piece in of_rank]
     starts = accumulate((piece.length for piece in flat), initial=0)
     return [(piece, 0, start) for piece, start in zip(flat, starts, strict=False)]
 
@@ -356,40 +361,41 @@ def _chunks(
     outputs: Sequence[tuple[Piece, int, int]],
     factors: Sequence[float] | None,
 ) -> list[Chunk]:
-    """Return the chunks of the matrices of `inputs`, equal ones together."""
+    """Group the matrices of `inputs` into chunks of equal shape."""
     kinds: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for number in sorted({piece.matrix for piece, _, _ in inputs}):
-        one = matrices[number]
-        kinds[one.stack.rows, one.stack.columns, one.shares].append(number)
+        matrix = matrices[number]
+        kinds[matrix.stack.rows, matrix.stack.columns, matrix.shares].append(number)
     chunks = []
     for numbers in kinds.values():
         like = matrices[numbers[0]]
-        most = max(1, AT_A_TIME // like.elements)
+        most = max(1, AT_A_TIME // like.elements)  # bounds the memory of the iterations
         for first in range(0, len(numbers), most):
-            some = tuple(numbers[first : first + most])
-            place = {number: index * like.elements for index, number in enumerate(some)}
-            copies = [_into(place, each, factors) for each in (inputs, outputs)]
-            chunks.append(Chunk(some, like, *copies))
+            members = tuple(numbers[first : first + most])
+            starts = {number: index * like.elements for index, number in enumerate(members)}
+            copies = [_into(starts, pieces, factors) for pieces in (inputs, outputs)]
+            chunks.append(Chunk(members, like, *copies))
     return chunks
 
 
 def _into(
-    place: dict[int, int],
+    starts: dict[int, int],
     pieces: Sequence[tuple[Piece, int, int]],
     factors: Sequence[float] | None,
 ) -> tuple[Copy, ...]:
-    """Return the copies of pieces into a chunk whose matrices begin at these places."""
-    found = [
+    """Return the copies of pieces into a chunk, given where its matrices start."""
+    copies = [
         Copy(
             tensor,
             at,
-            place[piece.matrix] + piece.start,
+            starts[piece.matrix] + piece.start,
             length=piece.length,
             scale=1.0 if factors is None else factors[piece.matrix],
         )
         for piece, tensor, at in pieces
-        if piece.matrix in place
+        if piece.matrix in starts
     ]
-    by_buffer = joined(sorted(found, key=lambda copy: copy.buffer_at))
-    by_tensor = joined(sorted(found, key=lambda copy: (copy.tensor, copy.at)))
+    # Which order joins into fewer copies depends on how the layout cuts the matrices.
+    by_buffer = joined(sorted(copies, key=lambda copy: copy.buffer_at))
+    by_tensor = joined(sorted(copies, key=lambda copy: (copy.tensor, copy.at)))
     return tuple(by_buffer if len(by_buffer) < len(by_tensor) else by_tensor)

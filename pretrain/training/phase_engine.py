@@ -150,7 +150,7 @@ class PhasedEngine:
         if len(self._resolved.phases) == 1:
             return self.audit
         earlier = [entry for entry in self._audited if entry["phase"] < self.phase.number]
-        own = {
+        phase_audit = {
             "phase": self.phase.number,
             "first_step": self.phase.first_step,
             "learning_rate_factor": self.phase.learning_rate_factor,
@@ -158,5 +158,5 @@ class PhasedEngine:
             "newly_frozen_layers": list(self.phase.newly_kept),
             **self.audit,
         }
-        self._audited = [*earlier, own]
+        self._audited = [*earlier, phase_audit]
         return {**self.audit, "phases": self._audited}

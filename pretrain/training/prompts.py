@@ -1,8 +1,8 @@
-"""Prompts continued by the model as it is: `telemetry.sample_prompts`.
+"""Prompts continued by the live model: `telemetry.sample_prompts`.
 
-No second model and no cache of keys and values: for every token, each prompt goes through the live
-model once more as a whole. Evaluation draws nothing and compiled layers run as they were written,
-so the training after it has the bits that it would have without.
+There is no second model and no cache of keys and values: for every new token, the live model runs
+over each whole prompt again. Sampling draws no random numbers and runs the layers uncompiled, so
+the training after it keeps every bit.
 """
 
 from __future__ import annotations
@@ -30,26 +30,24 @@ def continue_prompts(
 ) -> tuple[Sample, ...]:
     """Continue each prompt by its likeliest next token, `prompts.tokens` times (collective).
 
-    All ranks make as many forward passes (ZeRO-3 gathers weights in each), and none stops before
-    the others where its model ends a document.
+    All ranks make the same number of forward passes (ZeRO-3 gathers weights in each), so none stops
+    early where a document ends.
 
     Args:
-        engine: a deepspeed.DeepSpeedEngine, or a model.
-        prompts: their ids, and how many tokens to add.
-        config: of the run.
-        boundary: the end-of-document id where documents stand alone.
-        context: this rank's place in the layout.
-        draw: chooses `[rows]` ids in place of the likeliest, from logits
-            `[rows, vocabulary]` of one rank.
+        engine: A deepspeed.DeepSpeedEngine, or a model.
+        prompts: Ids of the prompts, and the number of tokens to add.
+        boundary: The end-of-document id if documents stand alone.
+        draw: Chooses `[rows]` ids in place of the likeliest, from logits `[rows, vocabulary]` of
+            one rank.
     """
     ids, ends = _block(prompts, config, context)
-    # Not more tokens at a time than a forward pass of training has.
+    # At most as many tokens at a time as a forward pass of training, whose memory is sure to fit.
     rows = max(1, config.data.micro_batch_size * config.data.sequence_length // ids.size(1))
     engine.eval()
     with torch.no_grad(), compiling_nothing():
         for _ in range(prompts.tokens):
-            parts = zip(ids.split(rows), (ends - 1).split(rows), strict=True)
-            logits = torch.cat([logits_at(engine, inputs, at, boundary) for inputs, at in parts])
+            batches = zip(ids.split(rows), (ends - 1).split(rows), strict=True)
+            logits = torch.cat([logits_at(engine, inputs, at, boundary) for inputs, at in batches])
             chosen = draw(logits) if draw else likeliest(logits, context)
             ids.scatter_(1, ends[:, None], chosen[:, None])
             ends += 1
@@ -60,10 +58,10 @@ def continue_prompts(
 def _block(
     prompts: Prompts, config: Config, context: ParallelContext
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids `[prompts, length]` with room behind each prompt, and its start `[prompts]`.
+    """Return ids `[prompts, length]`, padded for the continuations, and ends `[prompts]`.
 
-    What stands in the room has no effect on what is before it. With sequence parallelism the length
-    must divide; that of training does and is no less than what the prompts need.
+    Attention is causal, so the padding has no effect on the prompts. With sequence parallelism the
+    length must be a multiple of the tensor-parallel size.
     """
     length = max(map(len, prompts.ids)) + prompts.tokens
     if config.parallel.sequence_parallel:
@@ -78,23 +76,24 @@ def _block(
 def likeliest(logits: torch.Tensor, context: ParallelContext) -> torch.Tensor:
     """Return `[rows]` ids of the largest logits, the first of equal ones (collective).
 
-    The tensor-parallel ranks exchange two numbers a row, and all have the same answer. Rows of the
-    output layer without a token of the tokenizer have the logit −∞.
+    The tensor-parallel ranks exchange two numbers per row and all get the same ids. Rows of the
+    output layer that no token of the tokenizer uses have the logit −∞.
 
     Args:
         logits: `[rows, vocabulary / tensor-parallel ranks]`.
-        context: this rank's place in the layout.
     """
     best, column = logits.double().max(dim=-1)
     if context.tensor_parallel_size == 1:
         return column
-    own = torch.stack((best, (column + context.tensor_parallel_rank * logits.size(-1)).double()))
-    parts = own.new_empty((context.tensor_parallel_size, *own.shape))
-    dist.all_gather_into_tensor(
-        parts.view(-1, own.size(1)), own, group=context.tensor_parallel_group
+    candidates = torch.stack(
+        (best, (column + context.tensor_parallel_rank * logits.size(-1)).double())
     )
-    rank = parts[:, 0].argmax(dim=0, keepdim=True)
-    return parts[:, 1].gather(0, rank)[0].long()
+    gathered = candidates.new_empty((context.tensor_parallel_size, *candidates.shape))
+    dist.all_gather_into_tensor(
+        gathered.view(-1, candidates.size(1)), candidates, group=context.tensor_parallel_group
+    )
+    rank = gathered[:, 0].argmax(dim=0, keepdim=True)
+    return gathered[:, 1].gather(0, rank)[0].long()
 
 
 def _sample(prompts: Prompts, number: int, row: list[int]) -> Sample:

@@ -1,10 +1,11 @@
-"""Gradients summed over data-parallel ranks while the backward pass still makes others.
+"""Gradients averaged over data-parallel ranks while the backward pass still computes others.
 
-Where its optimizer takes whole gradients, DeepSpeed 0.19 does this after the backward pass: at ZeRO
-stage 0, and at stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`, which ignores
-`overlap_comm`). It copies them into one buffer, reduces that, and copies them back. Here a gradient
-is reduced as soon as the last micro batch has added its part: where it lies if it is large or in a
-flat buffer, else packed with others, since a call costs more than the copies.
+Where its optimizer takes whole gradients, DeepSpeed 0.19 reduces them after the backward pass: at
+ZeRO stage 0, and at stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`, which ignores
+`overlap_comm`). It copies all gradients into one buffer, reduces the buffer and copies them back.
+Here a gradient is reduced as soon as the last micro batch has added its part. Large gradients and
+those in a flat buffer are reduced in place; small ones are packed, since a call costs more than
+the copies.
 
 Version-sensitive: the flat buffers are those of DeepSpeed 0.19's `BF16_Optimizer`, whose own hooks
 add a bf16 gradient to them (`bf16.immediate_grad_update`) before the hooks of this file run.
@@ -30,9 +31,9 @@ PACKED_ELEMENTS = 2**18
 def reduces_whole_gradients(engine: Any) -> bool:
     """Return whether DeepSpeed would average whole gradients after the backward pass.
 
-    Not where the user has asked DeepSpeed for another way: another type on the wire, other factors.
+    False where the user has asked DeepSpeed for another communication type or other factors.
     """
-    # DeepSpeed has put none of its own around it.
+    # DeepSpeed has put no optimizer of its own around ours.
     whole = engine.optimizer is engine.basic_optimizer
     flat = getattr(engine.optimizer, "immediate_grad_update", False)
     plain = engine.postscale_gradients() and engine.gradient_predivide_factor() == 1.0
@@ -41,10 +42,9 @@ def reduces_whole_gradients(engine: Any) -> bool:
 
 @dataclass
 class Bucket:
-    """Parameters whose gradients are reduced in one call, and how many of them are still to come.
+    """Parameters whose gradients are reduced in one call, and how many gradients are still missing.
 
-    `gradients()` are those that there are; `flat()` is where they lie one after the other, None if
-    nowhere.
+    `flat()` returns the buffer in which the gradients lie end to end; None if there is no buffer.
     """
 
     parameters: Sequence[torch.nn.Parameter]
@@ -55,16 +55,15 @@ class Bucket:
         self.waiting = len(self.parameters)
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the gradients that there are."""
+        """Return the gradients that exist."""
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
 
 class OverlappedReduction:
     """Hooks that average an engine's gradients over the data-parallel ranks.
 
-    All are averaged when `backward` returns.
-    Every rank must run the same backward pass: the order in which gradients come is that of the
-    collectives.
+    All gradients are averaged when `backward` returns. Every rank must run the same backward pass,
+    because gradients start their collectives in the order in which they are completed.
     """
 
     def __init__(self, engine: Any, group: dist.ProcessGroup) -> None:
@@ -82,7 +81,7 @@ class OverlappedReduction:
         ]
 
     def detach(self) -> None:
-        """Let go of the model and the group."""
+        """Remove the hooks and drop the references to the parameters."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -93,7 +92,8 @@ class OverlappedReduction:
             if not self._at_boundary():
                 return
             if not self._begun:
-                self._begun = True  # autograd calls this when it has made the last gradient
+                # autograd calls this after the last gradient; queued once per backward pass.
+                self._begun = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
             bucket.waiting -= 1
             if bucket.waiting == 0:
@@ -107,15 +107,15 @@ class OverlappedReduction:
             return
         packed = gradients if len(gradients) > 1 else []
         flat = _flatten_dense_tensors(packed) if packed else gradients[0]
-        how = dist.ReduceOp.AVG if self._takes_mean else dist.ReduceOp.SUM
-        work = dist.all_reduce(flat, how, group=self._group, async_op=True)
+        operation = dist.ReduceOp.AVG if self._takes_mean else dist.ReduceOp.SUM
+        work = dist.all_reduce(flat, operation, group=self._group, async_op=True)
         assert work is not None
         self._in_flight.append((work, flat, packed))
 
     def _finish(self) -> None:
-        """Wait for the reductions under way, reduce incomplete buckets, and take the mean."""
+        """Reduce incomplete buckets, wait for all reductions, and take the mean."""
         for bucket in self._buckets:
-            if bucket.waiting:
+            if bucket.waiting:  # some of its parameters got no gradient in this pass
                 self._launch(bucket)
             bucket.waiting = len(bucket.parameters)
         for work, _, _ in self._in_flight:
@@ -130,10 +130,9 @@ class OverlappedReduction:
 
 
 def packed_buckets(model: torch.nn.Module) -> list[Bucket]:
-    """Group the trainable weights, whose gradients are tensors of their own.
+    """Group the trainable weights whose gradients are separate tensors: large ones alone.
 
-    Large ones are alone, others packed.
-    From the last layer to the first, as the backward pass makes them.
+    The order is from the last layer to the first, as the backward pass completes gradients.
     """
     buckets = []
     pack: list[torch.nn.Parameter] = []
@@ -151,7 +150,7 @@ def packed_buckets(model: torch.nn.Module) -> list[Bucket]:
 
 
 def flat_buckets(optimizer: Any) -> list[Bucket]:
-    """Group neighbours in `BF16_Optimizer`'s flat gradient buffers; empty without them."""
+    """Group neighbours in `BF16_Optimizer`'s flat gradient buffers; empty for other optimizers."""
     if not hasattr(optimizer, "fp32_groups_gradients_flat"):
         return []
     buckets = []

@@ -56,10 +56,7 @@ def open_run_files(
 
     Args:
         resolved: the run's configuration, with its layout.
-        context: this rank's place in the layout.
-        data: the run's data.
         phased: the live engine.
-        start: where the run starts from.
 
     Raises:
         UserError: there are no steps left to train, or settings of a finished run have changed.
@@ -111,7 +108,7 @@ def check_steps_left(run: RunDirectory, total_steps: int, trained: int) -> None:
 
     Args:
         run: the run's directory.
-        total_steps: where the schedule ends.
+        total_steps: last step of the schedule.
         trained: steps of the checkpoint that the run starts from.
 
     Raises:
@@ -176,7 +173,6 @@ def write_run_files(
 
     Args:
         resolved: the run's configuration.
-        start: where the run starts from.
         audit: the content of audit.json.
         environment: the content of environment.json, as `environment_of` returns it.
         data: the content of data.json.
@@ -203,13 +199,12 @@ def environment_of(
 
     Args:
         resolved: the run's configuration, with its layout.
-        device: of this rank.
-        start: where the run starts from.
+        device: device of this rank.
         changes: keys that differ from the segment before.
         earlier: what the run's files say of the segments before.
     """
     first_step, trunk = start.position.step + 1, start.trunk
-    before = earlier.environment.get("segments", []) if trunk is None else []
+    earlier_segments = earlier.environment.get("segments", []) if trunk is None else []
     layout = {
         "device": device_name(device),
         # AVX2, AVX512, …: they round differently.
@@ -226,7 +221,7 @@ def environment_of(
         **({"lost": [*earlier.lost]} if earlier.lost else {}),
     }
     digest = {DEEPSPEED_FACT: resolved.deepspeed_sha256}
-    return {**environment, **digest, "segments": [*before, segment]}
+    return {**environment, **digest, "segments": [*earlier_segments, segment]}
 
 
 def write_audit(run: RunDirectory, phased: PhasedEngine) -> None:
@@ -239,7 +234,6 @@ def close_run_files(run: RunDirectory, telemetry: Telemetry, state: str) -> None
 
     Args:
         run: the run's directory.
-        telemetry: to be closed.
         state: a key of `ENDINGS`.
     """
     telemetry.say(f"{state}: {run.path}{ENDINGS[state]}")
@@ -252,13 +246,7 @@ def close_run_files(run: RunDirectory, telemetry: Telemetry, state: str) -> None
 
 
 def run_facts(resolved: Resolved, context: ParallelContext, phased: PhasedEngine) -> RunFacts:
-    """Return the facts that telemetry counts with, in the engine's phase.
-
-    Args:
-        resolved: shape, policy, and how the run computes.
-        context: this rank's place in the layout.
-        phased: the live engine.
-    """
+    """Return the facts that telemetry counts with, in the engine's phase."""
     config = resolved.config
     products = Products(resolved.shape, resolved.policy, phased.phase.number)
     device = device_name(context.device)
@@ -282,11 +270,7 @@ def headline(
     """Return the first line of a run's log, without the changes of its settings.
 
     Args:
-        run_path: of the run's directory.
-        variant: of attention.
-        context: this rank's place in the layout.
-        audit: of the live engine.
-        start: where the run begins.
+        audit: audit of the live engine.
     """
     totals, step = audit["totals"], start.position.step
     begins = f"resumes after step {step}" if step else "starts"
@@ -302,12 +286,7 @@ def headline(
 
 
 def phase_line(phased: PhasedEngine, facts: RunFacts) -> str:
-    """Return the line that names what a new phase trains, and what it no longer does.
-
-    Args:
-        phased: the engine of the new phase.
-        facts: in that phase.
-    """
+    """Return the line that names what a new phase trains, and what it no longer does."""
     return (
         f"from step {phased.phase.first_step} on {phased.phase.change}: "
         f"{facts.trainable_parameters:,} trainable and {facts.frozen_parameters:,} frozen "

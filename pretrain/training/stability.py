@@ -1,10 +1,11 @@
 """Handling of non-finite and spiking losses: checkpoints known good or withdrawn, and the stop.
 
-Bad is what is not finite and, with stability.spike_factor, what is far above its running mean.
+A loss or gradient norm is bad if it is not finite or, with stability.spike_factor, far above its
+running mean.
 
-A checkpoint is known good once a loss of its very weights was finite. A run that stops here puts
-its last step on record, lets no checkpoint count that is not known good, and says where it goes on
-from.
+A checkpoint is known good once its weights gave a finite loss. A run that stops here records its
+last step, withdraws every checkpoint that is not known good, and names the checkpoint from which it
+resumes.
 """
 
 from __future__ import annotations
@@ -26,12 +27,10 @@ from pretrain.training.open_run import Run
 
 
 def require_good_step(run: Run, position: Position, result: StepResult) -> None:
-    """Judge a step: whether the weights before it were good, and whether the run must end.
+    """Mark the weights before a step as good if its loss is finite; end a run of bad steps.
 
     Args:
-        run: that trains.
-        position: progress after the step.
-        result: of the step.
+        position: Progress after the step.
 
     Raises:
         UserError: on every rank, after stability.max_skipped steps in a row without an update.
@@ -49,18 +48,18 @@ def require_good_step(run: Run, position: Position, result: StepResult) -> None:
     if position.skipped_in_a_row < run.config.stability.max_skipped:
         return
     times = f", {position.skipped_in_a_row} steps in a row" if position.skipped_in_a_row > 1 else ""
-    what = f"the training loss is {result.loss}"
+    cause = f"the training loss is {result.loss}"
     if math.isfinite(result.loss):  # DeepSpeed's norm is infinite where the gradient has NaN, too
-        what = "the gradient norm is not finite"
-    what = f"{spike}," if spike else what
+        cause = "the gradient norm is not finite"
+    cause = f"{spike}," if spike else cause
     remedy = "; if the data are meant to be so, raise stability.spike_factor" if spike else ""
     _stop_diverged(
-        run, StepRecord(position, result), f"{what} at step {position.step}{times}{remedy}"
+        run, StepRecord(position, result), f"{cause} at step {position.step}{times}{remedy}"
     )
 
 
 def _spike(run: Run, position: Position, result: StepResult) -> str:
-    """Name the finite number of a step that was too large; "" for another cause."""
+    """Describe the finite number of a step that was too large; "" for another cause."""
     factor = run.config.stability.spike_factor
     if factor is None or not math.isfinite(result.loss + result.gradient_norm):
         return ""
@@ -76,14 +75,13 @@ def _spike(run: Run, position: Position, result: StepResult) -> str:
 
 
 def require_good_weights(run: Run, record: StepRecord) -> None:
-    """Require, before a checkpoint, that loss, validation loss and weights are finite (collective).
+    """Require finite loss, validation loss and weights before a checkpoint (collective).
 
     Args:
-        run: that trains.
-        record: of the step before the checkpoint.
+        record: Record of the step before the checkpoint.
 
     Raises:
-        UserError: on every rank, naming what is not.
+        UserError: on every rank, naming the first that is not finite.
     """
     step = record.position.step
     validation = validation_metrics(record.validation or {}).get(VALIDATION_LOSS.tag, 0.0)
@@ -101,22 +99,23 @@ def weights_are_finite(engine: Any, device: torch.device) -> bool:
     """Return whether all trained weights are finite (collective).
 
     Args:
-        engine: a deepspeed.DeepSpeedEngine; each rank looks at its own weights.
-        device: for the collective.
+        engine: A deepspeed.DeepSpeedEngine; each rank checks the weights that it holds.
+        device: Device of the collective.
     """
     held = [held_by_rank(weight) for weight in engine.module.parameters() if weight.requires_grad]
     largest = torch.nn.utils.get_total_norm(
-        [own for own in held if own.numel()], norm_type=math.inf
+        [weight for weight in held if weight.numel()], norm_type=math.inf
     )
     return agree([float(not torch.isfinite(largest))], device)[0] == 0
 
 
-def _stop_diverged(run: Run, record: StepRecord, what: str) -> NoReturn:
+def _stop_diverged(run: Run, record: StepRecord, cause: str) -> NoReturn:
+    # The record first: the run directory must show the bad step even if withdrawing fails.
     run.record(record, durable=True)
     run.checkpoints.withdraw()
     good = run.checkpoints.newest()
     run.leave(DIVERGED)
     raise UserError(
-        f"{what}; lower optimizer.learning_rate or raise schedule.warmup_steps; the run resumes "
+        f"{cause}; lower optimizer.learning_rate or raise schedule.warmup_steps; the run resumes "
         f"from {good.name if good else 'the start'}"
     )

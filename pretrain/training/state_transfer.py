@@ -1,9 +1,9 @@
 """Transfer of the training state from one DeepSpeed engine into one that trains other weights.
 
-Groups that both engines have are made of the same parameters in the same order, hence cut alike:
-each rank copies its own slices, without arithmetic or communication. So every bit survives the
-move. What only the new engine trains keeps its start values; what it no longer trains leaves its
-weights, in the precision of the model, and nothing else.
+Parameter groups that both engines have hold the same parameters in the same order, so they are cut
+alike: each rank copies its own slices, without arithmetic or communication, and every bit survives.
+Parameters that only the new engine trains keep their start values. Of parameters that the new
+engine no longer trains, only the weights move, in the precision of the model.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class SliceState:
     """This rank's slice of a parameter in host memory.
 
     Attributes:
-        start, length: its elements in this rank's flattened parameter.
-        values: the master weights and each state of the optimizer, by kind.
-        step: the count of the states' updates; None for an optimizer without one.
+        start, length: Range in this rank's flattened parameter, in elements.
+        values: {kind: elements}: the master weights and each state of the optimizer.
+        step: Count of the states' updates; None for an optimizer that does not count them.
     """
 
     start: int
@@ -34,18 +34,18 @@ class SliceState:
     step: torch.Tensor | None
 
     @classmethod
-    def of(cls, own: Slice) -> SliceState:
+    def of(cls, live: Slice) -> SliceState:
         """Copy a live slice."""
-        values = {kind: _host_copy(own.values(kind)) for kind in own.kinds}
-        step = None if own.step is None else _host_copy(own.step)
-        return cls(own.start, own.length, values, step)
+        values = {kind: _host_copy(live.values(kind)) for kind in live.kinds}
+        step = None if live.step is None else _host_copy(live.step)
+        return cls(live.start, live.length, values, step)
 
-    def give(self, own: Slice) -> None:
-        """Overwrite the slice of another engine."""
+    def give(self, live: Slice) -> None:
+        """Overwrite the same slice of another engine."""
         for kind, values in self.values.items():
-            own.values(kind).copy_(values)
-        if own.step is not None and self.step is not None:
-            own.step.copy_(self.step)
+            live.values(kind).copy_(values)
+        if live.step is not None and self.step is not None:
+            live.step.copy_(self.step)
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class TrainingState:
     @classmethod
     def of(cls, engine: Any) -> TrainingState:
         """Copy the state out of an engine of ZeRO stage 1 or 2."""
-        weights = {name: _host_copy(one) for name, one in lasting_weights(engine.module)}
-        slices = {own.name: SliceState.of(own) for own in slices_of_rank(engine)}
+        weights = {name: _host_copy(weight) for name, weight in lasting_weights(engine.module)}
+        slices = {live.name: SliceState.of(live) for live in slices_of_rank(engine)}
         return cls(weights, slices, counters_of(engine))
 
     def give_weights(self, model: torch.nn.Module) -> None:
-        """Overwrite the weights that the old model had too; others keep their start values.
+        """Overwrite the weights that the old model also had; others keep their start values.
 
-        Raises RuntimeError: the new model lacks one of them, or has it in another shape.
+        Raises RuntimeError: the new model lacks one of these weights, or its shape differs.
         """
         new = dict(lasting_weights(model))
         for name, weight in self.weights.items():
@@ -82,19 +82,19 @@ class TrainingState:
     def give_optimizer(self, engine: Any) -> None:
         """Overwrite the masters, moments, step counts and counters of an engine around that model.
 
-        Raises RuntimeError: it cuts the parameters that this state is of in another way.
+        Raises RuntimeError: the engine cuts the parameters in another way than the old one.
         """
-        live = {own.name: own for own in slices_of_rank(engine)}
+        live_slices = {live.name: live for live in slices_of_rank(engine)}
         kept = {name for name, _ in kept_weights(engine.module)}
         for name, state in self.slices.items():
-            if name in kept:
+            if name in kept:  # frozen in the new phase: it has no master weights and states there
                 continue
-            own = live.get(name)
-            if own is None or (own.start, own.length) != (state.start, state.length):
+            live = live_slices.get(name)
+            if live is None or (live.start, live.length) != (state.start, state.length):
                 raise RuntimeError(
                     f"the engine of the new phase cuts '{name}' in another way than the old one"
                 )
-            state.give(own)
+            state.give(live)
         set_counters(engine, self.counters)
 
 

@@ -1,6 +1,6 @@
-"""Numbers of a step: what the ranks sum, in one all-reduce, and the seconds of its parts.
+"""Numbers of a step: sums over the ranks in one all-reduce, and the seconds of its parts.
 
-On a GPU nothing here waits for it before all of the step is submitted.
+Nothing here waits for the GPU before the whole step is submitted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pretrain.training.update import Update
 
 
 class Flags(NamedTuple):
-    """What a rank knows on the host and every rank is to learn."""
+    """Requests and errors that a rank knows on the host, for every rank to learn."""
 
     stop: bool
     continue_later: bool
@@ -33,10 +33,10 @@ class StepTotals:
 
     Attributes:
         loss: Mean over the global batch, in nats per token.
-        terms: A tensor-parallel rank's own part of what the model adds to the loss, by name.
-        asked: The flags that any rank has raised.
-        updated: The weights moved.
-        gradient_norm: Before clipping.
+        terms: A tensor-parallel rank's part of each term that the model adds to the loss.
+        asked: Flags that any rank has raised.
+        updated: Whether the weights moved.
+        gradient_norm: Global norm before clipping.
     """
 
     loss: float
@@ -50,7 +50,6 @@ class StepSums:
     """Flags and losses summed over all ranks, on the device (one small all-reduce, collective).
 
     Args:
-        flags: Of this rank.
         loss: This rank's part of the loss.
         terms: This rank's parts of the other terms.
     """
@@ -65,6 +64,7 @@ class StepSums:
         self._terms = tuple(terms)
         self._context = context
         on_device = torch.stack([number.double() for number in (loss, *terms.values())])
+        # Flags share the losses' all-reduce: one small collective a step instead of two.
         raised = torch.tensor(flags, dtype=torch.float64)
         if on_device.is_cuda:
             raised = raised.pin_memory().to(on_device.device, non_blocking=True)
@@ -72,13 +72,13 @@ class StepSums:
         dist.all_reduce(self._sums)
 
     def are_good(self, largest_loss: float) -> torch.Tensor:
-        """Return on the device whether all are finite and the mean loss is at most so large."""
+        """Return on the device whether all sums are finite and the loss is within the limit."""
         mean_loss = self._sums[len(Flags._fields)] / self._context.world_size
         return self._sums.isfinite().all() & (mean_loss <= largest_loss)
 
     def read(self, update: Update) -> StepTotals:
-        """Return them on the host with the outcome of the update: waits for the device, once."""
-        outcome = torch.stack([update.made, update.gradient_norm])
+        """Return the totals on the host, with the update's outcome; waits for the device once."""
+        outcome = torch.stack([update.moved, update.gradient_norm])
         names = ("updated", "gradient_norm", *Flags._fields, "loss", *map(_term, self._terms))
         numbers = torch.cat([outcome, self._sums]).tolist()
         total = dict(zip(names, numbers, strict=True))
@@ -97,7 +97,7 @@ def _term(name: str) -> str:
 
 
 class StepClock:
-    """Times of the parts of a step; on CUDA, events in the stream, timed when the GPU is there."""
+    """Times of the parts of a step; on CUDA, events in the stream that the GPU times."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -106,7 +106,7 @@ class StepClock:
         self._events: list[torch.cuda.Event] = []
 
     def begin(self, part: str) -> None:
-        """Mark the start of a part, and the end of the one before."""
+        """Mark the start of a part, and the end of the previous one."""
         self._parts.append(part)
         self.end()
 
@@ -120,15 +120,18 @@ class StepClock:
         self._events.append(event)
 
     def seconds(self) -> StepSeconds:
-        """Return the seconds of the parts; on CUDA, once the GPU is past the last one."""
+        """Return the seconds of the parts; on CUDA, only after the GPU has passed the last one."""
         if self._on_gpu:
-            lengths = [one.elapsed_time(other) / 1e3 for one, other in pairwise(self._events)]
+            lengths = [
+                start.elapsed_time(end) / 1e3  # milliseconds
+                for start, end in pairwise(self._events)
+            ]
         else:
-            lengths = [other - one for one, other in pairwise(self._marks)]
-        part = dict(zip(self._parts, lengths, strict=True))
+            lengths = [end - start for start, end in pairwise(self._marks)]
+        seconds_of = dict(zip(self._parts, lengths, strict=True))
         return StepSeconds(
             step=sum(lengths),
-            data=part["data"] + part["next data"],
-            forward_backward=part["forward and backward"],
-            optimizer=part["update"],
+            data=seconds_of["data"] + seconds_of["next data"],
+            forward_backward=seconds_of["forward and backward"],
+            optimizer=seconds_of["update"],
         )

@@ -1,14 +1,14 @@
-"""The update of an engine's weights: made only from good numbers, and what a run does after it.
+"""The update of an engine's weights, made only from good numbers, and the actions around it.
 
-DeepSpeed does not ask before it moves the weights, and what it does with a gradient norm that is
-not finite depends on ZeRO stage, precision and settings: it skips the update without a word, or
-makes it. All its optimizers end in `step` of the optimizer that this program gave them, after the
-global norm is known and, under ZeRO, once for every group. There the decision falls, on the device,
-without waiting for it: a hook tells our optimizer whether it is allowed to change weights, states
-and step counts. The engine then ends the step as always: its buffers are free for the next one.
+DeepSpeed does not ask before it moves the weights. Given a gradient norm that is not finite, it
+skips the update silently or makes it, depending on ZeRO stage, precision and settings. All its
+optimizers end in `step` of the optimizer that this program gave them, after the global norm is
+known and, under ZeRO, once for every group. We decide there, on the device and without waiting for
+it: a hook tells our optimizer whether it may change weights, states and step counts. The engine
+then ends the step as always, so its buffers are free for the next one.
 
-What else a run does around an update is an `AfterUpdate`: QK-Clip, norms of weights, the audit of
-the first update. `actions_after_update` lists them in the order in which they act.
+Everything else that a run does around an update is an `AfterUpdate`: QK-Clip, norms of weights, the
+audit of the first update. `actions_after_update` lists them in the order in which they act.
 
 Version-sensitive: DeepSpeed 0.19 keeps the global norm in `optimizer._global_grad_norm` when our
 optimizer is called, negative or infinite where a part of it was not finite; it casts and gathers
@@ -42,16 +42,16 @@ class Update:
     """The outcome of an update, as numbers on the device.
 
     Attributes:
-        made: 1 if the weights moved, else 0.
-        gradient_norm: the global norm before clipping, infinite where it was not finite.
+        moved: 1 if the weights moved, else 0.
+        gradient_norm: The global norm before clipping, infinite where it was not finite.
     """
 
-    made: torch.Tensor
+    moved: torch.Tensor
     gradient_norm: torch.Tensor
 
 
 class GuardedUpdate:
-    """The optimizer step of one engine. Norms are reduced over all ranks, so all decide alike."""
+    """The optimizer step of one engine; all ranks see the same norms, so they decide alike."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -63,7 +63,7 @@ class GuardedUpdate:
         self._hook = engine.basic_optimizer.register_step_pre_hook(self._before_update)
 
     def detach(self) -> None:
-        """Let go of the engine."""
+        """Remove the hook and drop the reference to the engine."""
         self._hook.remove()
         del self._engine
 
@@ -73,8 +73,8 @@ class GuardedUpdate:
         Waits for the device only where DeepSpeed does, to learn the norm it clips by.
 
         Args:
-            allowed: a truth value on the device, the same on all ranks.
-            largest_norm: a norm above it does not move the weights either; the same on all ranks.
+            allowed: Truth value on the device, the same on all ranks.
+            largest_norm: Gradient norm above which the weights do not move; the same on all ranks.
         """
         self._allowed, self._largest_norm, self._decided = allowed, largest_norm, None
         self._engine.step()
@@ -84,14 +84,14 @@ class GuardedUpdate:
             return self._decided
         none = torch.zeros((), dtype=torch.float64, device=allowed.device)
         # DeepSpeed has skipped the update by itself.
-        return Update(made=none, gradient_norm=none + torch.inf)
+        return Update(moved=none, gradient_norm=none + torch.inf)
 
     def _before_update(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         if self._allowed is None:
             return
         if self._decided is None:
             self._decided = self._decide(self._allowed)
-        optimizer.allow(self._decided.made)
+        optimizer.allow(self._decided.moved)
 
     def _decide(self, allowed: torch.Tensor) -> Update:
         norm = torch.as_tensor(
@@ -99,24 +99,24 @@ class GuardedUpdate:
         ).reshape(())
         norm = torch.where(norm >= 0, norm, torch.inf)  # NaN too
         good = allowed & norm.isfinite() & (norm <= self._largest_norm)
-        return Update(made=good.double(), gradient_norm=norm)
+        return Update(moved=good.double(), gradient_norm=norm)
 
 
 class AfterUpdate:
-    """Something that a run does after updates of the weights, for as long as one engine lives.
+    """An action that a run takes around updates of the weights, bound to one engine.
 
     Attributes:
-        name: Of what `note` returns, in audit.json.
+        name: Key of `note`'s entry in audit.json.
     """
 
     name: ClassVar[str]
 
     def due(self, step: int) -> bool:
-        """Return whether the update of a step concerns it; the same on every rank."""
+        """Return whether the action runs at a step; the same on every rank."""
         return True
 
     def before(self) -> None:
-        """Read what the update is going to overwrite."""
+        """Read values that the update will overwrite."""
 
     def after(self) -> Mapping[str, float]:
         """Change weights that the update has moved, or measure them.
@@ -129,20 +129,16 @@ class AfterUpdate:
         return {}
 
     def note(self) -> Mapping[str, Any] | None:
-        """Return what the audit is to say of an update that has moved the weights, or None."""
+        """Return the audit entry of an update that has moved the weights, or None."""
         return None
 
 
 @contextmanager
 def around_update(actions: Sequence[AfterUpdate], step: int) -> Iterator[dict[str, float]]:
-    """Let those of the actions that are due act around the update within (collective).
-
-    Args:
-        actions: In their order.
-        step: The number of the step.
+    """Run the actions that are due before and after the update in the block (collective).
 
     Yields:
-        {tag: value} of what they measure, filled at the end.
+        {tag: value} measured by the actions, filled when the block ends.
     """
     due = [action for action in actions if action.due(step)]
     for action in due:
@@ -160,14 +156,11 @@ def actions_after_update(
     qk_clip: float | None,
     telemetry: TelemetrySection,
 ) -> tuple[AfterUpdate, ...]:
-    """Return what a run does after the updates of an engine, in its order.
+    """Return the actions around the updates of an engine, in the order in which they run.
 
     Args:
         engine: A deepspeed.DeepSpeedEngine.
-        context: This rank's place in the layout.
-        shape: Of the model.
         qk_clip: The limit of QK-Clip; None: scores have none.
-        telemetry: Says which weights are measured, and when.
     """
     actions: list[AfterUpdate] = []
     if qk_clip is not None:
@@ -179,7 +172,7 @@ def actions_after_update(
 
 
 class FirstUpdate(AfterUpdate):
-    """The proof of the first update, of an optimizer that has something to prove."""
+    """The audit entry of the first update, for an optimizer that reports one."""
 
     name = "first_update"
 
@@ -188,22 +181,22 @@ class FirstUpdate(AfterUpdate):
 
     @override
     def note(self) -> Mapping[str, Any] | None:
-        """Return what the optimizer reports, once (collective)."""
+        """Return the optimizer's report, once (collective)."""
         report: Mapping[str, Any] | None = self._optimizer.report()
         return report
 
 
 class QueryKeyClip(AfterUpdate):
-    """QK-Clip: W_Q and W_K of heads whose scores were too large are scaled down.
+    """QK-Clip: scale down W_Q and W_K of heads whose scores were too large.
 
         largest_h = the largest q·k / √head_dim of head h in the step, over micro batches and ranks
         γ_h = min(1, τ / largest_h),        W_Qh ← √γ_h W_Qh,  W_Kh ← √γ_h W_Kh
 
-    After Kimi K2 (arXiv:2507.20534). Where query heads share a key head, W_Qh ← γ_h W_Qh alone: the
-    key head's other query heads are not to notice.
+    After Kimi K2 (arXiv:2507.20534). Where query heads share a key head, W_Qh ← γ_h W_Qh only, so
+    that the key head's other query heads keep their scores.
 
-    Our optimizer has moved the fp32 weights, and DeepSpeed has not made the model's of them yet,
-    when a hook multiplies them: so the model's follow, rounded once.
+    A hook multiplies the fp32 weights after our optimizer has moved them and before DeepSpeed casts
+    them to the model's type, so the model's weights are rounded once.
 
     Args:
         engine: A deepspeed.DeepSpeedEngine with megatron-core's fused W_QKV, not of ZeRO stage 3.
@@ -224,20 +217,25 @@ class QueryKeyClip(AfterUpdate):
         for core in self._cores:
             core.largest = torch.full((heads,), -math.inf, device=context.device)
         names = {id(weight): name for name, weight in engine.module.named_parameters()}
-        layers = {names[id(one.linear_qkv.weight)]: n for n, one in enumerate(attentions)}
-        own = slices_of_rank(engine)
-        self._slices = [(layers[one.name], one) for one in own if one.name in layers]
+        layers = {
+            names[id(attention.linear_qkv.weight)]: layer
+            for layer, attention in enumerate(attentions)
+        }
+        slices = slices_of_rank(engine)
+        self._slices = [
+            (layers[qkv_slice.name], qkv_slice) for qkv_slice in slices if qkv_slice.name in layers
+        ]
         self._rows: list[torch.Tensor] | None = None
         engine.basic_optimizer.register_step_post_hook(self._scale)
 
     @override
     def before(self) -> None:
-        """Find the factors of all rows (collective). Nothing waits for the device."""
+        """Compute the factors of all rows (collective), without waiting for the device."""
         largest = torch.stack([core.largest for core in self._cores])
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
         above = (largest > self._limit) & largest.isfinite()
         factors = torch.where(above, self._limit / largest, 1.0)
-        self._rows = [self._by_rows(own) for own in factors]
+        self._rows = [self._by_rows(head_factors) for head_factors in factors]
 
     @override
     def after(self) -> dict[str, float]:
@@ -254,29 +252,30 @@ class QueryKeyClip(AfterUpdate):
             return
         moved = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         refused = 0.0 if optimizer.found_inf is None else optimizer.found_inf
-        for layer, one in self._slices:
-            if id(one.flat) in moved:
+        for layer, qkv_slice in self._slices:
+            if id(qkv_slice.flat) in moved:
                 columns = self._shape.hidden_size
                 factors = self._rows[layer].repeat_interleave(columns)
-                factors = factors[one.start : one.start + one.length]
-                one.values(MASTER).mul_(torch.where(torch.as_tensor(refused) > 0, 1.0, factors))
+                factors = factors[qkv_slice.start : qkv_slice.start + qkv_slice.length]
+                qkv_slice.values(MASTER).mul_(
+                    torch.where(torch.as_tensor(refused) > 0, 1.0, factors)
+                )
 
     def _by_rows(self, factors: torch.Tensor) -> torch.Tensor:
         """Return the factors of the rows of W_QKV, [q … q k v] of each key head."""
-        of_groups = factors.view(-1, self._shape.queries_per_group)
-        untouched = torch.ones_like(of_groups[:, :1])
+        group_factors = factors.view(-1, self._shape.queries_per_group)
+        untouched = torch.ones_like(group_factors[:, :1])
         alone = self._shape.queries_per_group == 1
-        query = of_groups.sqrt() if alone else of_groups
-        parts = (query, query if alone else untouched, untouched)
-        return torch.cat(parts, dim=1).flatten().repeat_interleave(self._shape.head_dim)
+        query = group_factors.sqrt() if alone else group_factors
+        row_factors = (query, query if alone else untouched, untouched)
+        return torch.cat(row_factors, dim=1).flatten().repeat_interleave(self._shape.head_dim)
 
 
 class WeightNorms(AfterUpdate):
     """Norms of weights and of their updates, and spectral norms, at any layout.
 
-    Ranks have slices of the fp32 weights (`checkpoint.slices`), some of them alike: an element
-    counts once, however many ranks have it, because sums are divided by how often elements were
-    counted.
+    Ranks hold slices of the fp32 weights (`checkpoint.slices`), and several ranks may hold the same
+    element. Sums are divided by how often their elements were counted, so each counts once.
     """
 
     name = "weight_norms"
@@ -297,11 +296,13 @@ class WeightNorms(AfterUpdate):
     def before(self) -> None:
         """Copy this rank's slices of the weights."""
         slices = slices_of_rank(self._engine)
-        self._earlier = [(own, own.values(MASTER).clone()) for own in slices]
+        self._earlier = [
+            (weight_slice, weight_slice.values(MASTER).clone()) for weight_slice in slices
+        ]
 
     @override
     def after(self) -> dict[str, float]:
-        """Return the norms (collective); the only place that waits for the device."""
+        """Return the norms (collective). Only this action waits for the device."""
         inventory: Sequence[Tensor] = self._engine.module.inventory
         elements: dict[str, int] = {}
         for tensor in inventory:
@@ -310,23 +311,23 @@ class WeightNorms(AfterUpdate):
                 elements[kind] = elements.get(kind, 0) + tensor.elements
         numbers = {kind: number for number, kind in enumerate(elements)}
         sums = torch.zeros(len(elements), 3, dtype=torch.float64, device=self._context.device)
-        for own, earlier in self._earlier:
-            now = own.values(MASTER)
-            lengths = [torch.linalg.vector_norm(one).double() for one in (now, now - earlier)]
-            row = sums[numbers[kind_of(own.name)]]
+        for weight_slice, earlier in self._earlier:
+            now = weight_slice.values(MASTER)
+            lengths = [torch.linalg.vector_norm(values).double() for values in (now, now - earlier)]
+            row = sums[numbers[kind_of(weight_slice.name)]]
             row[:2] += torch.stack(lengths).square()
-            row[2] += own.length
+            row[2] += weight_slice.length
         dist.all_reduce(sums)
-        whole = torch.tensor(list(elements.values()), dtype=sums.dtype, device=sums.device)
-        norms, changes = (sums[:, :2] * (whole / sums[:, 2])[:, None]).sqrt().t().tolist()
+        element_counts = torch.tensor(list(elements.values()), dtype=sums.dtype, device=sums.device)
+        norms, changes = (sums[:, :2] * (element_counts / sums[:, 2])[:, None]).sqrt().t().tolist()
         matrices = [tensor for tensor in inventory if is_measured(tensor, self._patterns)]
         spectral = [self._spectral_norm(matrix) for matrix in matrices]
-        values = torch.stack(spectral).tolist() if spectral else []
+        spectral_norms = torch.stack(spectral).tolist() if spectral else []
         self._earlier = []
         families = (
             (WEIGHT_NORM, elements, norms),
             (UPDATE_NORM, elements, changes),
-            (SPECTRAL_NORM, [matrix.name for matrix in matrices], values),
+            (SPECTRAL_NORM, [matrix.name for matrix in matrices], spectral_norms),
         )
         return {
             family.of(name): value
@@ -340,14 +341,18 @@ class WeightNorms(AfterUpdate):
         rank, size = context.tensor_parallel_rank, context.tensor_parallel_size
         rows, columns = tensor.rank_shape(rank, size)
         flat = torch.zeros(rows * columns + 1, device=context.device)
-        for own, _ in self._earlier:
-            if own.name == tensor.name:
-                flat[own.start : own.start + own.length] = own.values(MASTER)
-                flat[-1] += own.length / max(1, rows * columns)  # 0 of a rank without these heads
+        for weight_slice, _ in self._earlier:
+            if weight_slice.name == tensor.name:
+                flat[weight_slice.start : weight_slice.start + weight_slice.length] = (
+                    weight_slice.values(MASTER)
+                )
+                # 0 of a rank without these heads.
+                flat[-1] += weight_slice.length / max(1, rows * columns)
         dist.all_reduce(flat, group=context.mpu.get_data_parallel_group())
         matrix = (flat[:-1] / flat[-1]).view(rows, columns)
         if tensor.cut == 1:  # then its transpose is cut along its rows, and has the same norm
             matrix = matrix.t()
+        # Every rank starts from the same vector, drawn without touching the training's generators.
         start = torch.randn(matrix.size(1), generator=torch.Generator().manual_seed(0))
         vector = start.to(context.device)
         length = vector.norm()
@@ -360,20 +365,19 @@ class WeightNorms(AfterUpdate):
 
 
 POWER_ITERATIONS = 30
-"""Of a spectral norm; the estimate is low, for a random matrix by some 3 %."""
+"""Iterations of a spectral norm; the estimate is about 3 % low for a random matrix."""
 
 
 def kind_of(name: str) -> str:
-    """Return the name of a weight without the number of its layer, which layers have in common."""
+    """Return the name of a weight without its layer's number, the same in all layers."""
     return re.sub(r"^decoder\.(layers\.\d+\.)?", "", name)
 
 
 def is_measured(tensor: Tensor, patterns: Sequence[str]) -> bool:
-    """Return whether a tensor's spectral norm is asked for: a trained matrix that a pattern names.
+    """Return whether a tensor is a trained matrix whose name matches one of the patterns.
 
     Args:
-        tensor: of the model.
-        patterns: of names, in which * stands for any text.
+        patterns: Patterns of names, in which * stands for any text.
     """
     is_matrix = tensor.trains and len(tensor.shape) == 2
     return is_matrix and any(fnmatchcase(tensor.name, pattern) for pattern in patterns)

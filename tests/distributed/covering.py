@@ -10,8 +10,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import TypeVar
 
-import pytest
-
 Case = TypeVar("Case", bound=Hashable)
 Pair = tuple[tuple[str, object], tuple[str, object]]
 
@@ -56,13 +54,3 @@ def covering(
         left.remove(best)
         chosen.add(best)
     return [case for case in cases if case in chosen]
-
-
-def asked_for(request: pytest.FixtureRequest, test: str, parameter: str) -> list[str]:
-    """Values of a test's parameter in this session.
-
-    For a fixture that trains only what will be looked at.
-    """
-    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    ours = [item for item in items if item.path == request.path and item.originalname == test]
-    return [item.callspec.params[parameter] for item in ours]

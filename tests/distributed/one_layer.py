@@ -1,30 +1,20 @@
-"""One-layer models in sizes without coincidences.
-
-Each matrix product can be told by its result's shape.
-"""
+"""What one layer did and what it holds: collectives, products, whole weights of all ranks."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
-from megatron.core.transformer import TransformerConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron_patches.bank.orthonormal import BankRecipe
-from megatron_patches.model.initialize import initialize_parameters
-from megatron_patches.model.install import gpt_block_spec
-from megatron_patches.recipe.parts import ModelShape
-from megatron_patches.recipe.policy import QKPolicy
-from megatron_patches.recipe.recipes import ScoreRecipe
-from megatron_patches.recipe.tensors import tensors
 from pretrain.ranks.groups import ParallelContext
+from tests.megatron_patches.models import HEAD_DIM, HIDDEN
 
-HIDDEN, HEADS, HEAD_DIM, BATCH, VOCABULARY = 40, 4, 6, 3, 64
-INIT_STD = 0.02
+BATCH = 3
 GEMMS = ("aten::mm", "aten::addmm", "aten::bmm")
 
 
@@ -46,57 +36,64 @@ class OperationLog(TorchDispatchMode):
         return result
 
 
-def one_layer_model(
+@dataclass(frozen=True)
+class LayerRun:
+    """One pass of an attention layer, forward and backward.
+
+    Attributes:
+        full, full_grad: input and output's gradient, `[length, BATCH, HIDDEN]`.
+        rows: this rank's part of their positions.
+        hidden: the input of this rank, with its gradient.
+        output: of this rank.
+        report: collectives, products and names of weights.
+    """
+
+    full: torch.Tensor
+    full_grad: torch.Tensor
+    rows: slice
+    hidden: torch.Tensor
+    output: torch.Tensor
+    report: dict[str, Any]
+
+    def errors(self, reference: dict[str, torch.Tensor]) -> dict[str, float]:
+        """Return how far output and the input's gradient are from a reference's."""
+        return {
+            "output": worst_difference(self.output, reference["output"][self.rows]),
+            "input": worst_difference(self.hidden.grad, reference["input"][self.rows]),
+        }
+
+
+def run_layer(
+    model: GPTModel,
     context: ParallelContext,
-    policy: QKPolicy,
-    recipe: BankRecipe | ScoreRecipe | None,
-    *,
-    seed: int,
-    groups: int,
     length: int,
-    sequence_parallel: bool = False,
-    dropout: float = 0.0,
-    dtype: torch.dtype = torch.float64,
-) -> GPTModel:
-    """A model of one layer without biases, initialised by the product."""
-    config = TransformerConfig(
-        num_layers=1,
-        hidden_size=HIDDEN,
-        num_attention_heads=HEADS,
-        num_query_groups=groups,
-        kv_channels=HEAD_DIM,
-        hidden_dropout=0.0,
-        attention_dropout=dropout,
-        add_bias_linear=False,
-        bias_dropout_fusion=False,
-        gradient_accumulation_fusion=False,
-        perform_initialization=False,
-        params_dtype=dtype,
-        tensor_model_parallel_size=context.tensor_parallel_size,
-        sequence_parallel=sequence_parallel,
-    )
-    shape = ModelShape(
-        num_layers=1,
-        hidden_size=HIDDEN,
-        num_attention_heads=HEADS,
-        num_query_groups=groups,
-        head_dim=HEAD_DIM,
-        ffn_hidden_size=4 * HIDDEN,
-        vocab_size=VOCABULARY,
-        sequence_length=length,
-        learned_positions=True,
-        tied_embeddings=True,
-    )
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=gpt_block_spec(policy, recipe, shape),
-        vocab_size=VOCABULARY,
-        max_sequence_length=length,
-        share_embeddings_and_output_weights=True,
-    )
-    rows = recipe if isinstance(recipe, BankRecipe) else None
-    initialize_parameters(model, tensors(shape, policy), seed=seed, init_std=INIT_STD, recipe=rows)
-    return model
+    sequence_parallel: bool,
+    mask: torch.Tensor | None = None,
+) -> LayerRun:
+    """Run the attention of a model's only layer on fixed numbers in float64."""
+    attention = model.decoder.layers[0].self_attention
+    generator = torch.Generator().manual_seed(0)
+    full = torch.randn(length, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    full_grad = torch.randn(length, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    share = length // context.world_size
+    start = context.rank * share
+    rows = slice(start, start + share) if sequence_parallel else slice(None)
+    hidden = full[rows].clone().requires_grad_()
+    forward = OperationLog()
+    backward = OperationLog()
+    with forward:
+        output, _ = attention(hidden, attention_mask=mask)
+    with backward:
+        output.backward(full_grad[rows])
+    report = {
+        "collectives_forward": dict(forward.collectives),
+        "collectives_backward": dict(backward.collectives),
+        "gemm_shapes_forward": forward.gemm_shapes,
+        "gemm_shapes_backward": backward.gemm_shapes,
+        "trainable": sorted(name for name, p in attention.named_parameters() if p.requires_grad),
+        "saved": sorted(name for name in attention.state_dict() if "_extra_state" not in name),
+    }
+    return LayerRun(full, full_grad, rows=rows, hidden=hidden, output=output, report=report)
 
 
 def full_weights(

@@ -7,7 +7,8 @@ import math
 import torch
 
 from megatron_patches.engine.random_streams import normal_rows
-from tests.distributed.one_layer import BATCH, HEAD_DIM, HEADS, HIDDEN
+from tests.distributed.one_layer import BATCH
+from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN
 
 LENGTH, RANK, SEED = 12, 5, 7
 

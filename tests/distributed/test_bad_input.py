@@ -14,7 +14,6 @@ import pytest
 from tests.command_line import (
     assert_refused,
     deterministic_metrics,
-    files_under,
     logged_steps,
     started,
     wait_until,
@@ -86,21 +85,6 @@ def test_a_damaged_shard_is_named_by_every_rank_once(tiny_shards: Path, tmp_path
     damaged = "tiny-train-PydocTopics_00000.bin does not have the SHA-256 that the manifest says"
     assert_refused(done, damaged, "python -m data_pipeline verify")
     assert not (tmp_path / "runs").exists()
-
-
-def test_ranks_that_do_not_divide_the_batch_leave_a_run_as_it_was(
-    tiny_shards: Path, tmp_path: Path
-) -> None:
-    overrides = tiny_overrides(tiny_shards, tmp_path, "run", schedule__steps=2)
-    assert train_on_warm_ranks(overrides, ranks=1).returncode == 0
-    before = files_under(tmp_path / "run")
-    sentence = (
-        "data.global_batch_size=8 is not divisible by data.micro_batch_size=2 times 3 "
-        "data-parallel ranks"
-    )
-    done = train_on_warm_ranks(overrides, 3, TIMEOUT)
-    assert_refused(done, sentence, "the number of processes")
-    assert files_under(tmp_path / "run") == before
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(

@@ -25,7 +25,7 @@ from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
 WORKER = "tests.distributed.workers.performance"
-LAYOUTS = [(1, False), (2, False), (4, True)]  # tensor parallel, sequence parallel
+LAYOUTS = [(1, False), (2, True)]  # tensor parallel, sequence parallel
 
 
 def overrides(**changes: object) -> list[str]:
@@ -62,8 +62,8 @@ def test_cross_entropy_is_megatrons_without_its_fp32_logits(
     tensor_parallel: int, sequence_parallel: bool
 ) -> None:
     product = list(itertools.product(("in_place", "chunked"), ("true", "false"), ("true", "false")))
-    # On four ranks every two of the three meet, and on fewer all of them.
-    kinds = covering(product, pair_up) if tensor_parallel == 4 else product
+    # On two ranks every two of the three meet, and on one all of them.
+    kinds = covering(product, pair_up) if tensor_parallel == 2 else product
     cases = [
         {
             "overrides": overrides(
@@ -130,6 +130,8 @@ COMPILED = (
     "synthesizer_factorized",
 )
 EVERY_DESIGN = [(design, False) for design in DESIGNS]
+KEY_BIAS_BEFORE_SCORES = ("hybrid-three-adapters",)
+"""With learned positions the gradient of such a bias is nothing but rounding."""
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,9 @@ def test_a_compiled_layer_is_one_graph_and_computes_the_same(
                 **layout(tensor_parallel, sequence_parallel),
                 **attention(design),
                 model__dropout=0.1,
-                model__position_embedding="learned",
+                model__position_embedding=(
+                    "rope" if design in KEY_BIAS_BEFORE_SCORES else "learned"
+                ),
             ),
             "ways": ways("compile", "none", "layers"),
         }
@@ -164,18 +168,15 @@ def test_a_compiled_layer_is_one_graph_and_computes_the_same(
         assert report["breaks"] == 0 and 3 <= report["graphs"] <= 4, (kind, report)
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_recomputed_activations_are_those_that_were_not_kept(tensor_parallel: int) -> None:
-    """With dropout, bit by bit; and each form keeps less than the one before."""
+def test_recomputed_activations_are_those_that_were_not_kept() -> None:
+    """With dropout, bit by bit; and each form keeps less than the one before. On two ranks."""
     kinds = list(
         itertools.product(("orthogonal", "vanilla", "synthesizer_random"), ("attention", "full"))
     )
     cases = [
         {
             "overrides": overrides(
-                **layout(
-                    tensor_parallel, sequence_parallel=tensor_parallel > 1 and design == "vanilla"
-                ),
+                **layout(2, sequence_parallel=design == "vanilla"),
                 **attention(design),
                 model__dropout=0.1,
             ),
@@ -184,7 +185,7 @@ def test_recomputed_activations_are_those_that_were_not_kept(tensor_parallel: in
         for design, what in kinds
     ]
     kept: dict[tuple[str, str], float] = {}
-    for (design, what), report in zip(kinds, compare(tensor_parallel, cases), strict=True):
+    for (design, what), report in zip(kinds, compare(2, cases), strict=True):
         assert report["loss"] == 0.0 and report["gradients"] == 0.0, (design, what)
         kept[design, what] = report["saved"]["other"] / report["saved"]["one"]
     for design in ("orthogonal", "vanilla", "synthesizer_random"):
@@ -197,15 +198,14 @@ def test_recomputed_activations_are_those_that_were_not_kept(tensor_parallel: in
         )
 
 
-@pytest.mark.parametrize("tensor_parallel", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_rows_that_fill_up_the_embedding_change_nothing(tensor_parallel: int) -> None:
+def test_rows_that_fill_up_the_embedding_change_nothing() -> None:
     """576 rows for 512 pieces.
 
     The losses and gradient norms of three steps are those of 512 rows.
     """
     runs = [
         overrides(
-            **layout(tensor_parallel, False),
+            **layout(2, False),
             model__tied_embeddings=tied,
             model__vocab_multiple=multiple,
             performance__cross_entropy=way,
@@ -214,13 +214,13 @@ def test_rows_that_fill_up_the_embedding_change_nothing(tensor_parallel: int) ->
         for way in ("megatron", "in_place", "chunked")
         for multiple in (1, 96)
     ]
-    found = run_ranks(tensor_parallel, f"{WORKER}:engine_losses", {"runs": runs})
+    found = run_ranks(2, f"{WORKER}:engine_losses", {"runs": runs})
     for plain, filled in zip(found[::2], found[1::2], strict=True):
         assert len(plain) == 6 and filled == pytest.approx(plain, rel=1e-6)
 
 
 def test_cross_entropy_under_zero() -> None:
-    """Every stage, every other one with an output layer of its own."""
+    """At stage 2 with the embedding's weight, at stage 3 with an output layer of its own."""
     runs = [
         overrides(
             deepspeed__config=f"zero{stage}",
@@ -228,11 +228,11 @@ def test_cross_entropy_under_zero() -> None:
             model__tied_embeddings=str(stage % 2 == 0).lower(),
             performance__cross_entropy=way,
         )
-        for stage in range(4)
+        for stage in (2, 3)
         for way in ("megatron", "in_place", "chunked")
     ]
     found = run_ranks(2, f"{WORKER}:engine_losses", {"runs": runs})
-    for reference, *others in (found[start : start + 3] for start in range(0, 12, 3)):
+    for reference, *others in (found[start : start + 3] for start in (0, 3)):
         assert len(reference) == 6 and reference[-2] != reference[0]
         for other in others:
             assert other == pytest.approx(reference, rel=1e-5)
@@ -318,17 +318,14 @@ def test_the_cache_of_compiled_layers_tells_kinds_of_cpus_apart(
     assert torch.compiler.config.cache_key_tag == f"ours {kernels}"
 
 
-@pytest.mark.parametrize(("tensor_parallel", "sequence_parallel"), [(1, False), (2, True)])
-def test_documents_attended_one_by_one_are_those_behind_a_mask(
-    tensor_parallel: int, sequence_parallel: bool
-) -> None:
+def test_documents_attended_one_by_one_are_those_behind_a_mask() -> None:
     designs = ("orthogonal", "vanilla", "hybrid-three-adapters")
     product = list(itertools.product(designs, (4, 2), ("none", "attention")))
-    kinds = product if tensor_parallel == 1 else covering(product, pair_up)
+    kinds = covering(product, pair_up)
     cases = [
         {
             "overrides": overrides(
-                **layout(tensor_parallel, sequence_parallel),
+                **layout(2, True),
                 **attention(design),
                 model__num_query_groups=groups,
                 data__reset_at_document_end="true",
@@ -338,7 +335,7 @@ def test_documents_attended_one_by_one_are_those_behind_a_mask(
         }
         for design, groups, recompute in kinds
     ]
-    for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
+    for kind, report in zip(kinds, compare(2, cases), strict=True):
         assert 0 < report["loss"] < 1e-6 and report["gradients"] < 3e-6, (kind, report)
 
 

@@ -5,7 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,14 @@ from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import read_metrics
 from tests.command_line import assert_resumed_exactly
-from tests.distributed.covering import asked_for
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
 ENGINES: dict[str, dict[str, object]] = {
     f"zero{stage}-{dtype}": {"deepspeed__config": f"zero{stage}", "precision__dtype": dtype}
-    for stage in (0, 1, 2, 3)
-    for dtype in ("fp32", "bf16")
-    if (stage, dtype) != (0, "bf16")  # refused with fp32 accumulation
+    for stage, dtype in ((0, "fp32"), (1, "bf16"), (2, "fp32"), (3, "bf16"))
 }
+"""Each optimizer of DeepSpeed once."""
 UNCHECKED = {  # DeepSpeed itself would make this update
     "deepspeed__overrides": "{bf16: {check_grad_overflow: false}}",
     "precision__dtype": "bf16",
@@ -40,18 +38,6 @@ PADDED = {
     "attention__adapters": "[channel_scale]",
 }
 """Fifteen numbers on two ranks, of which ZeRO-3 gives each eight."""
-WHOLE_RUNS = ("zero1-fp32", "zero1-bf16", "zero3-fp32", "zero3-bf16")
-"""Cases with each optimizer of DeepSpeed once."""
-
-
-def whole_runs(*tested: str) -> pytest.MarkDecorator:
-    """For WHOLE_RUNS, of which all but `tested` are left to `full`."""
-    marks = {engine: () if engine in tested else (pytest.mark.full,) for engine in WHOLE_RUNS}
-    return pytest.mark.parametrize(
-        "engine", [pytest.param(one, marks=marks[one]) for one in WHOLE_RUNS]
-    )
-
-
 WORKER = "tests.distributed.workers.stability:"
 STEADY = {
     "schedule__kind": "constant",
@@ -112,32 +98,25 @@ def test_nan_in_the_padding_of_a_partition_is_no_weight(skipped: dict[str, Any])
 
 
 @pytest.fixture(scope="module")
-def spoilt(overrides: Overrides, request: pytest.FixtureRequest) -> dict[str, str]:
+def spoilt(overrides: Overrides) -> dict[str, str]:
     """{run: state or refusal}; rank 1's gradient is spoilt at the given steps."""
-    planned: dict[str, tuple[list[str], list[int]]] = {}
-    for engine in asked_for(
-        request, "test_a_skipped_step_counts_its_samples_and_saves_nothing", "engine"
-    ):
-        of = {**ENGINES[engine], "checkpoint__every": 2}
-        planned[f"once-{engine}"] = overrides(f"once-{engine}", **of), [4]
-    for engine in asked_for(
-        request, "test_three_in_a_row_stop_the_run_and_name_the_last_good_checkpoint", "engine"
-    ):
-        of = {**ENGINES[engine], "checkpoint__every": 2}
-        planned[f"row-{engine}"] = overrides(f"row-{engine}", **of), [4, 5, 6]
-    of = {"checkpoint__every": 2, "telemetry__every": 5}
-    planned["twice"] = overrides("twice", **of), [2, 3]
-    planned["last"] = overrides("last", **of), [6]
-    planned["first"] = overrides("first", **of, stability__max_skipped=1), [1]
+    every_two = {"checkpoint__every": 2}
+    rarely = {**every_two, "telemetry__every": 5}
+    planned: dict[str, tuple[list[str], list[int]]] = {
+        "once": (overrides("once", **ENGINES["zero3-bf16"], **every_two), [4]),
+        "row": (overrides("row", **ENGINES["zero1-bf16"], **every_two), [4, 5, 6]),
+        "twice": (overrides("twice", **rarely), [2, 3]),
+        "last": (overrides("last", **rarely), [6]),
+        "first": (overrides("first", **rarely, stability__max_skipped=1), [1]),
+    }
     return run_ranks(2, WORKER + "spoilt_runs", {"runs": planned})
 
 
-@pytest.mark.parametrize("engine", WHOLE_RUNS)
 def test_a_skipped_step_counts_its_samples_and_saves_nothing(
-    engine: str, spoilt: dict[str, str], runs: Path
+    spoilt: dict[str, str], runs: Path
 ) -> None:
-    run = runs / f"once-{engine}"
-    assert spoilt[f"once-{engine}"] == "finished"
+    run = runs / "once"
+    assert spoilt["once"] == "finished"
     found = records(run)
     assert [record["stability/skipped_steps"] for record in found] == [0, 0, 0, 1, 1, 1]
     assert [record["samples"] for record in found] == [8, 16, 24, 32, 40, 48]
@@ -147,12 +126,11 @@ def test_a_skipped_step_counts_its_samples_and_saves_nothing(
     assert complete(run) == ["step_00000006", "step_00000002"]
 
 
-@whole_runs("zero1-fp32", "zero3-bf16")
 def test_three_in_a_row_stop_the_run_and_name_the_last_good_checkpoint(
-    engine: str, spoilt: dict[str, str], runs: Path
+    spoilt: dict[str, str], runs: Path
 ) -> None:
-    run = runs / f"row-{engine}"
-    assert spoilt[f"row-{engine}"] == (
+    run = runs / "row"
+    assert spoilt["row"] == (
         "error: the gradient norm is not finite at step 6, 3 steps in a row; lower "
         "optimizer.learning_rate or raise schedule.warmup_steps; the run resumes from "
         "step_00000002"
@@ -161,7 +139,7 @@ def test_three_in_a_row_stop_the_run_and_name_the_last_good_checkpoint(
     assert records(run)[-1]["stability/skipped_steps"] == 3
     assert complete(run) == ["step_00000002"]
     with pytest.raises(
-        UserError, match=r"^run 'row-.*' .* has diverged, .*; resume|: resume it with a lower"
+        UserError, match=r"^run 'row' .* has diverged, .*; resume|: resume it with a lower"
     ):
         read_finished_run(run)
 
@@ -186,30 +164,18 @@ def test_the_limit_is_a_key_and_without_a_checkpoint_the_start_is_named(
     assert complete(runs / "first") == []
 
 
-@pytest.fixture(scope="module")
-def exploded(overrides: Overrides, request: pytest.FixtureRequest) -> dict[str, list[str]]:
-    """{engine: endings of a good run, an explosion at the last step, one at a save, a cure}"""
+def test_an_exploding_update_ruins_no_checkpoint(overrides: Overrides, runs: Path) -> None:
+    """A good run, an explosion at the last step, one at a save, and a cure."""
     huge = {"optimizer__learning_rate": 1e9}
-    engines = asked_for(request, "test_an_exploding_update_ruins_no_checkpoint", "engine")
-    planned = []
-    for engine in engines:
-        of = {**ENGINES[engine], "checkpoint__every": 2, "checkpoint__keep_last": 1}
-        name = f"exploded-{engine}"
-        planned += [
-            overrides(name, **of, schedule__steps=4),
-            overrides(name, **of, schedule__steps=5, **huge),
-            overrides(name, **{**of, "checkpoint__every": 1}, schedule__steps=9, **huge),
-            overrides(name, **of, schedule__steps=9),
-        ]
-    answers = run_ranks(2, WORKER + "trained_runs", {"runs": planned})
-    return {engine: answers[4 * index : 4 * index + 4] for index, engine in enumerate(engines)}
-
-
-@whole_runs("zero1-bf16", "zero3-fp32")
-def test_an_exploding_update_ruins_no_checkpoint(
-    engine: str, exploded: dict[str, list[str]], runs: Path
-) -> None:
-    good, last_step, at_checkpoint, cured = exploded[engine]
+    keys = {**ENGINES["zero3-bf16"], "checkpoint__every": 2, "checkpoint__keep_last": 1}
+    planned = [
+        overrides("exploded", **keys, schedule__steps=4),
+        overrides("exploded", **keys, schedule__steps=5, **huge),
+        overrides("exploded", **{**keys, "checkpoint__every": 1}, schedule__steps=9, **huge),
+        overrides("exploded", **keys, schedule__steps=9),
+    ]
+    endings = run_ranks(2, WORKER + "trained_runs", {"runs": planned})
+    good, last_step, at_checkpoint, cured = endings
     remedy = (
         "lower optimizer.learning_rate or raise schedule.warmup_steps; the run resumes from "
         "step_00000004"
@@ -217,7 +183,7 @@ def test_an_exploding_update_ruins_no_checkpoint(
     assert good == cured == "finished"
     assert last_step == f"error: the validation loss is nan after step 5; {remedy}"
     assert at_checkpoint == f"error: the training loss is nan at step 8, 3 steps in a row; {remedy}"
-    run = runs / f"exploded-{engine}"
+    run = runs / "exploded"
     assert (run / "state").read_text() == "finished\n"
     assert all(record["loss/train"] is not None for record in records(run))
     assert complete(run) == ["step_00000009"]
@@ -234,31 +200,23 @@ NEW_VALUES = {
     "eps": 0.1,
     "gradient_clip": 0.01,
 }
-NEW_VALUE = "test_a_key_of_the_optimizer_given_anew_takes_effect"
-GIVEN_ANEW = [
-    pytest.param(engine, key, marks=() if (number + other) % 2 else pytest.mark.full)
-    for number, engine in enumerate(WHOLE_RUNS)
-    for other, key in enumerate(NEW_VALUES)
-]
-"""Each key meets two of the optimizers, and each optimizer two or three of the keys.
-
-The rest are `full`.
-"""
+ENGINE_OF = dict(zip(NEW_VALUES, cycle(ENGINES), strict=False))
+"""{key: engine}: each engine meets a key or two."""
 
 
 @pytest.fixture(scope="module")
-def resumed(overrides: Overrides, runs: Path, request: pytest.FixtureRequest) -> None:
+def resumed(overrides: Overrides, runs: Path) -> None:
     """From the same checkpoint: as before, and with the keys of the optimizer given anew."""
     bases = [
-        overrides(f"resumed-{engine}", **ENGINES[engine], schedule__steps=2)
-        for engine in WHOLE_RUNS
+        overrides(f"resumed-{engine}", **keys, schedule__steps=2)
+        for engine, keys in ENGINES.items()
     ]
     assert run_ranks(2, WORKER + "trained_runs", {"runs": bases}) == ["finished"] * len(bases)
     planned = []
-    given = zip(
-        asked_for(request, NEW_VALUE, "engine"), asked_for(request, NEW_VALUE, "key"), strict=True
-    )
-    for engine, key in [*product(WHOLE_RUNS, ["nothing"]), *given]:
+    for engine, key in [
+        *product(ENGINES, ["nothing"]),
+        *((e, key) for key, e in ENGINE_OF.items()),
+    ]:
         name = f"resumed-{engine}-{key}"
         shutil.copytree(runs / f"resumed-{engine}", runs / name)
         change = {} if key == "nothing" else {f"optimizer__{key}": NEW_VALUES[key]}
@@ -267,8 +225,9 @@ def resumed(overrides: Overrides, runs: Path, request: pytest.FixtureRequest) ->
 
 
 @pytest.mark.usefixtures("resumed")
-@pytest.mark.parametrize(("engine", "key"), GIVEN_ANEW)
-def test_a_key_of_the_optimizer_given_anew_takes_effect(engine: str, key: str, runs: Path) -> None:
+@pytest.mark.parametrize("key", NEW_VALUES)
+def test_a_key_of_the_optimizer_given_anew_takes_effect(key: str, runs: Path) -> None:
+    engine = ENGINE_OF[key]
     before, after = (records(runs / f"resumed-{engine}-{name}") for name in ("nothing", key))
     losses = [[record["loss/train"] for record in found] for found in (before, after)]
     assert losses[0][:3] == losses[1][:3]  # the third is of the weights in the checkpoint

@@ -1,34 +1,29 @@
 """Phases: layers become trainable on the way or are frozen, and nothing else is disturbed.
 
-A resume is exact across it.
+Layouts, stages and a resume around each change are those of `test_designs.py`; here one resume
+with Muon.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distributed.workers.unfreeze import TAGS
+from tests.command_line import assert_resumed_exactly
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
+WORKER = "tests.distributed.workers.unfreeze"
 pytestmark = pytest.mark.timeout(900)
 STEPS = 10
 LAST_STEPS = (3, 6)  # of phases 0 and 1, by the variant's own schedule: 0.3 and 0.6 of the run
+PER_LAYER = 2 * 4 * 8 * 33  # W_Q and W_K of 4 heads of 8 rows
 SHARDED = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": "true"}
 # Odd on purpose: partitions have to be padded on two data-parallel ranks.
 ODD_SIZES = {"model__hidden_size": 33, "model__head_dim": 8, "model__ffn_hidden_size": 64}
-ONE_RANK = {"zero1": {}, "zero2": {"deepspeed__config": "zero2"}}
-TWO_RANKS = {
-    "dp2 zero1": {},
-    "dp2 zero2": {"deepspeed__config": "zero2"},
-    "tp2 zero1": {"parallel__tensor_model_parallel_size": 2},
-    "tp2 sp zero2": {**SHARDED, "deepspeed__config": "zero2"},
-}
 WATCHED = {  # on two data-parallel ranks, but for the last
     "zero1 fp32": {},
-    "zero2 fp32": {"deepspeed__config": "zero2"},
-    "zero1 bf16": {"precision__dtype": "bf16"},
     "zero2 bf16": {"precision__dtype": "bf16", "deepspeed__config": "zero2"},
     "tp2 zero1 bf16": {"precision__dtype": "bf16", **SHARDED},
 }
@@ -41,13 +36,8 @@ MODERN = {  # with Muon, and with what measures weights
     "telemetry__weights_every": 2,
     "telemetry__spectral_norms": "['*.linear_proj.weight']",
 }
-RESUMED = {
-    "zero1 fp32": {"model__dropout": 0.1, **MODERN},
-    "zero2 bf16": {"precision__dtype": "bf16", "deepspeed__config": "zero2"},
-}
 FREEZES = {"attention__variant": "vanilla", "attention__phases": "[{at: 0.3, freeze: 1}]"}
-FROZEN = {  # on two data-parallel ranks, but for those with tp2
-    "zero1 fp32": FREEZES,
+FROZEN = {  # on two data-parallel ranks, but for the last
     "zero2 bf16": {**FREEZES, "precision__dtype": "bf16", "deepspeed__config": "zero2"},
     "tp2 zero1 bf16": {
         **SHARDED,
@@ -59,24 +49,18 @@ FROZEN = {  # on two data-parallel ranks, but for those with tp2
         "attention__phases": "[{at: 0.3, freeze: 1}, {at: 0.6, freeze: all}]",
     },
 }
-RESUMED_FREEZE = {
-    "freezes": {
-        **SHARDED,
-        **MODERN,
-        **FREEZES,
-        "precision__dtype": "bf16",
-        "model__hidden_size": 36,
-    }
-}
-AFTER = (2, 3, 4, 6)  # before, at and after a change of phase, and at the second
+
+REFERENCES: dict[str, dict[str, str]] = {"unfreezes": {}, "freezes": FREEZES}
+
+
+Overrides = Callable[..., list[str]]
 
 
 @pytest.fixture(scope="module")
-def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the workers saw: one launch of one rank, one of two."""
+def overrides(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Overrides:
     runs = tmp_path_factory.mktemp("unfreeze")
 
-    def overrides(name: str, **changes: object) -> list[str]:
+    def of(name: str, **changes: object) -> list[str]:
         return tiny_overrides(
             tiny_shards,
             runs,
@@ -94,45 +78,29 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             },
         )
 
-    kept = {"checkpoint__every": 1, "checkpoint__keep_last": STEPS}
-    worker = "tests.distributed.workers.unfreeze"
-    one = run_ranks(
-        1,
-        f"{worker}:one_rank",
-        {
-            "curves": {
-                name: overrides(name, **changes)
-                for name, changes in {**ONE_RANK, "freezes": FREEZES}.items()
-            },
-            "references": {
-                "zero1": overrides("reference"),
-                "freezes": overrides("freezing reference", **FREEZES),
-            },
-        },
-    )
-    two = run_ranks(
-        2,
-        f"{worker}:two_ranks",
-        {
-            "curves": {name: overrides(name, **changes) for name, changes in TWO_RANKS.items()},
-            "watch": {
-                name: overrides(f"watch {name}", **changes) for name, changes in WATCHED.items()
-            },
-            "freeze": {
-                name: overrides(f"freeze {name}", **changes) for name, changes in FROZEN.items()
-            },
-            "resume": {
-                name: overrides(f"resume {name}", **changes, **kept)
-                for name, changes in (RESUMED | RESUMED_FREEZE).items()
-            },
-            "after": AFTER,
-            "longer": ["schedule.steps=20"],
-        },
-    )
-    return {**two, "references": one["references"], "curves": {**one["curves"], **two["curves"]}}
+    return of
 
 
-@pytest.mark.parametrize("case", ["zero1", "freezes"])
+@pytest.fixture(scope="module")
+def found(overrides: Overrides) -> dict[str, Any]:
+    """What the workers saw: one launch of one rank, one of two."""
+    asked = {
+        "curves": {name: overrides(name, **changes) for name, changes in REFERENCES.items()},
+        "references": {
+            name: overrides(f"{name} reference", **changes) for name, changes in REFERENCES.items()
+        },
+        "watch": {name: overrides(f"watch {name}", **changes) for name, changes in WATCHED.items()},
+        "freeze": {
+            name: overrides(f"freeze {name}", **changes) for name, changes in FROZEN.items()
+        },
+    }
+    return {
+        **run_ranks(1, f"{WORKER}:curves_and_references", asked),
+        **run_ranks(2, f"{WORKER}:changes_of_phase", asked),
+    }
+
+
+@pytest.mark.parametrize("case", REFERENCES)
 def test_training_is_that_of_plain_pytorch(found: dict[str, Any], case: str) -> None:
     for tag, values in found["references"][case].items():
         assert found["curves"][case][tag] == pytest.approx(values, rel=1e-5), tag
@@ -158,23 +126,13 @@ def test_rows_are_frozen_as_they_are_and_nothing_else_is_changed(
     assert sizes[0] == 0 and sizes == [sizes[1] * n for n in range(len(sizes))]
 
 
-@pytest.mark.parametrize("case", [*list(ONE_RANK)[1:], *TWO_RANKS])
-def test_no_layout_or_stage_changes_the_training(found: dict[str, Any], case: str) -> None:
-    for tag in TAGS:
-        assert found["curves"][case][tag] == pytest.approx(
-            found["curves"]["zero1"][tag], rel=1e-5
-        ), tag
-    assert len(found["curves"][case]["loss/train"]) == STEPS
-
-
 def test_the_learning_rate_and_the_counts_change_where_the_schedule_says(
     found: dict[str, Any],
 ) -> None:
-    curve = found["curves"]["zero1"]
-    per_layer = 2 * 4 * 8 * 33  # W_Q and W_K of 4 heads of 8 rows
+    curve = found["curves"]["unfreezes"]
     first = curve["memory/trainable_parameters"][0]
     assert curve["memory/trainable_parameters"] == [
-        first + per_layer * sum(step > last for last in LAST_STEPS) for step in range(1, STEPS + 1)
+        first + PER_LAYER * sum(step > last for last in LAST_STEPS) for step in range(1, STEPS + 1)
     ]
     rates = curve["optim/lr"]
     # The factors 0.5 and 0.2 / 0.5, times the cosine's fall.
@@ -213,34 +171,34 @@ def test_what_is_unfrozen_counts_its_own_steps(found: dict[str, Any], case: str)
     assert (second, first) == (STEPS - LAST_STEPS[0], STEPS - LAST_STEPS[1])
 
 
-@pytest.mark.parametrize("case", RESUMED | RESUMED_FREEZE)
-@pytest.mark.parametrize("after", AFTER)
-def test_resume_is_exact_before_at_and_after_a_change_of_phase(
-    found: dict[str, Any], case: str, after: int
+def test_a_run_with_muon_resumes_exactly_across_a_change(
+    overrides: Overrides, tmp_path: Path
 ) -> None:
-    resumed = found["resumes"][case]
-    assert resumed["tensors"] > 50
-    assert resumed[str(after)] == {"tensors": [], "metrics": True, "phases": True}
+    changes = {**SHARDED, **MODERN, "precision__dtype": "bf16", "model__hidden_size": 36}
+    phases = "[{at: 0.3, train: 1}, {at: 0.6, train: 0, freeze: 1}]"
+    run = {
+        "overrides": overrides(
+            "muon",
+            run__directory=tmp_path,
+            attention__phases=phases,
+            checkpoint__every=LAST_STEPS[0],
+            checkpoint__keep_last=STEPS,
+            **changes,
+        ),
+        "after": LAST_STEPS[0],
+    }
+    run_ranks(2, "tests.distributed.workers.designs:train_all", {"runs": [run]})
+    assert_resumed_exactly(tmp_path / "muon", tmp_path / "muon-after-3")
 
 
-@pytest.mark.parametrize("case", RESUMED)
-def test_the_audit_lists_every_phase(found: dict[str, Any], case: str) -> None:
-    phases = found["resumes"][case]["phases"]
+def test_the_audit_lists_every_phase(found: dict[str, Any]) -> None:
+    phases = found["audit"]
     assert [phase["phase"] for phase in phases] == [0, 1, 2]
     assert [phase["first_step"] for phase in phases] == [1, LAST_STEPS[0] + 1, LAST_STEPS[1] + 1]
     assert [phase["learning_rate_factor"] for phase in phases] == [1.0, 0.5, 0.2]
     assert [phase["newly_trainable_layers"] for phase in phases] == [[], [1], [0]]
     assert [phase["frozen_in_zero"] for phase in phases] == [0, 0, 0]
-    per_layer = 2 * 4 * 8 * 33
-    assert [phase["model_frozen_parameters"] for phase in phases] == [2 * per_layer, per_layer, 0]
-    assert (
-        len(
-            {sum(p[f"model_{kind}_parameters"] for kind in ("trainable", "frozen")) for p in phases}
-        )
-        == 1
-    )
-
-
-def test_a_length_that_would_move_the_changes_is_refused_on_resume(found: dict[str, Any]) -> None:
-    said = "attention.phases applied after steps [3, 6], in this run it would after [6, 12]"
-    assert said in found["refused"]
+    frozen = [phase["model_frozen_parameters"] for phase in phases]
+    assert frozen == [2 * PER_LAYER, PER_LAYER, 0]
+    trained = [phase["model_trainable_parameters"] for phase in phases]
+    assert len({sum(both) for both in zip(frozen, trained, strict=True)}) == 1

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from data_pipeline import demo_corpus
 from data_pipeline.io.files import read_form, to_checked_json, to_json
 from data_pipeline.io.lease import Holder, Lease
-from data_pipeline.shards.manifest import read_manifest
+from data_pipeline.shards.manifest import check_shards, read_manifest
 from data_pipeline.shards.writing import dtype_for
 from data_pipeline.sources import hub
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
@@ -58,23 +58,13 @@ from tests.data_pipeline.helpers import quiet
 from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
 from tests.fabricated_runs import write_run
 from tests.fuzz.damage import REFUSED, damaged_json, odd_json, odd_values, right_or_refused
+from tests.tiny_exports import export_facts
 
 JOB = SlurmJob("7", 0, "n[1-2]")
-EXPORT = {
-    "run": "a",
-    "variant": "vanilla",
-    "attention": {"variant": "vanilla", "adapters": []},
-    "seed": 1,
-    "step": 4,
-    "parameters": {"trainable": 96, "frozen": 32},
-    "sequence_length": 16,
-    "data": {"fingerprint": "a" * 64},
-    "model": "GPT2LMHeadModel",
-    "frozen_rows": {"h.0.attn.c_attn.weight": [[0, 8], [16, 24]]},
-    "folded": [],
-    "files": {},
-    "checkpoint_sha256": "a" * 64,
-}
+FROZEN_ROWS = {"h.0.attn.c_attn.weight": [[0, 8], [16, 24]]}
+EXPORT = export_facts(
+    "a", "vanilla", 1, frozen_rows=FROZEN_ROWS, files={}, checkpoint_sha256="a" * 64
+)
 RESULT = {
     "scores": {"acc": {"value": 0.5, "stderr": None, "higher_is_better": True, "items": [0.0]}},
     "items": 1,
@@ -156,9 +146,11 @@ def of_shards(root: Path) -> Iterator[tuple[str, Form]]:
     yield "plan", Form(out / "plan.json", again, checked=True)
     yield "unit", Form(unit.record_path, lambda: used_record(unit), checked=True)
 
-    def manifest() -> tuple[list[str], list[str], str]:
+    def manifest() -> tuple[Any, ...]:
         read = read_manifest(finished)
-        return notes(read), *source_check.compare_with_source(read)
+        said = notes(read), *source_check.compare_with_source(read)
+        check_shards(read)
+        return read, *said
 
     yield "manifest", Form(finished / "manifest.json", manifest, checked=True)
     location = out / source_check.LOCATION_NAME
@@ -259,7 +251,13 @@ def kept(cache: ResultCache, name: str) -> dict[str, Any]:
     return content
 
 
-WRITERS = (of_shards, of_the_pipeline, of_a_run, of_a_checkpoint, of_results)
+WRITERS = (
+    of_shards,
+    of_the_pipeline,
+    of_a_run,
+    of_a_checkpoint,
+    of_results,
+)
 NAMES = """
 plan, unit, manifest, location, training report, report of a model, corpus, download, lease,
 environment, data, audit, summary, earlier environment, earlier audit, segments, doctor, seal,
@@ -268,13 +266,13 @@ marker, index, about, position, sidecar, export, task, glue, answer, request
 
 
 @pytest.fixture(scope="module")
-def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Form, type]]:
-    """Return every form, and the type of what is read of the honest file."""
+def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Form, Any]]:
+    """Return every form, and what is read of the honest file."""
     made: dict[str, Form] = {}
     for writer in WRITERS:
         made |= writer(tmp_path_factory.mktemp(writer.__name__))
     assert ", ".join(made) == " ".join(NAMES.split())
-    return {name: (form, type(form.read())) for name, form in made.items()}
+    return {name: (form, form.read()) for name, form in made.items()}
 
 
 def forged(content: dict[str, Any]) -> st.SearchStrategy[bytes]:
@@ -294,14 +292,16 @@ def with_a_key_twice(draw: st.DrawFn, content: bytes) -> bytes:
 @given(st.data())
 @pytest.mark.parametrize("name", re.split(r",\s", NAMES.strip()))
 def test_a_damaged_file_is_of_its_type_or_refused(
-    forms: dict[str, tuple[Form, type]], name: str, data: st.DataObject
+    forms: dict[str, tuple[Form, Any]], name: str, data: st.DataObject
 ) -> None:
-    form, kind = forms[name]
+    """What a checksum of its own covers is what was written, or refused, unless it is forged."""
+    form, honest = forms[name]
     content = form.path.read_bytes()
     twice = data.draw(st.integers(0, 9)) == 0
+    forge = form.checked and data.draw(st.booleans())
     if twice:
         changed = with_a_key_twice(content)
-    elif form.checked and data.draw(st.booleans()):
+    elif forge:
         changed = forged(json.loads(content))
     else:
         changed = damaged_json(content)
@@ -310,6 +310,8 @@ def test_a_damaged_file_is_of_its_type_or_refused(
         found = right_or_refused(form.read)
     finally:
         form.path.write_bytes(content)
-    assert found is REFUSED or type(found) is kind
+    assert found is REFUSED or type(found) is type(honest)
+    if form.checked and not forge:
+        assert found is REFUSED or found == honest
     if twice:
         assert found is REFUSED or name in ("lease", "segments")

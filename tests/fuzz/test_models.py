@@ -17,18 +17,7 @@ from pretrain.config.load import load_config
 from pretrain.export.source_model import import_model, open_source
 from tests.fuzz.damage import REFUSED, damaged, damaged_json, odd_json, right_or_refused
 from tests.pretrain.export.test_source_model import CONFIG, OVERRIDES, model
-
-GPT2 = {
-    "model_type": "gpt2",
-    "n_embd": 8,
-    "n_head": 2,
-    "n_layer": 1,
-    "n_positions": 16,
-    "vocab_size": 32,
-    "activation_function": "gelu",
-    "tie_word_embeddings": True,
-    "n_inner": 12,
-}
+from tests.tiny_exports import tiny_language_model
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +35,38 @@ def all_weights(directory: Path) -> dict[str, torch.Tensor]:
     return opened.weights
 
 
+@pytest.fixture(scope="module")
+def json_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A Starcoder2's settings, the index of its files, and a GPT-2's settings."""
+    root = tmp_path_factory.mktemp("json")
+    for name in ("starcoder2", "in-files"):
+        tensors = model(root / name)
+    index = root / "in-files/model.safetensors.index.json"
+    files = dict.fromkeys(tensors, "model.safetensors")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    gpt2 = tiny_language_model(rotary=False)
+    gpt2.config.activation_function = "gelu"  # the one that the program has
+    gpt2.save_pretrained(root / "gpt2")
+    return {
+        "starcoder2": root / "starcoder2/config.json",
+        "index": index,
+        "gpt2": root / "gpt2/config.json",
+    }
+
+
+@given(st.data())
+@pytest.mark.parametrize("name", ["starcoder2", "index", "gpt2"])
+def test_json_files(json_files: dict[str, Path], name: str, data: st.DataObject) -> None:
+    path = json_files[name]
+    content = path.read_bytes()
+    assert all_weights(path.parent)
+    path.write_bytes(data.draw(damaged_json(content)))
+    try:
+        right_or_refused(lambda: all_weights(path.parent))
+    finally:
+        path.write_bytes(content)
+
+
 def with_header(content: bytes, header: Any) -> bytes:
     """A safetensors file with another header before the same tensors."""
     length = int.from_bytes(content[:8], "little")
@@ -59,19 +80,6 @@ def damaged_safetensors(content: bytes) -> st.SearchStrategy[bytes]:
     return st.one_of(
         damaged(content), damaged(content[:600]).map(lambda head: head + content[600:]), odd, odd
     )
-
-
-@given(st.data())
-def test_config_json(source: Path, data: st.DataObject) -> None:
-    path = source / "config.json"
-    content = path.read_bytes()
-    path.write_bytes(
-        data.draw(damaged_json(data.draw(st.sampled_from([content, json.dumps(GPT2).encode()]))))
-    )
-    try:
-        right_or_refused(lambda: all_weights(source))
-    finally:
-        path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -113,21 +121,6 @@ def test_safetensors(source: Path, data: st.DataObject) -> None:
         right_or_refused(lambda: all_weights(source))
     finally:
         path.write_bytes(content)
-
-
-@given(st.data())
-def test_the_index_of_several_files(source: Path, data: st.DataObject) -> None:
-    content = (source / "model.safetensors").read_bytes()
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    names = {name: "model.safetensors" for name in header if name != "__metadata__"}
-    path = source / "model.safetensors.index.json"
-    path.write_bytes(
-        data.draw(damaged_json(json.dumps({"metadata": {}, "weight_map": names}).encode()))
-    )
-    try:
-        right_or_refused(lambda: all_weights(source))
-    finally:
-        path.unlink()
 
 
 @pytest.fixture(scope="module")

@@ -143,21 +143,15 @@ def test_what_the_run_directory_says(folder: Path, data: st.DataObject) -> None:
     run = RunDirectory(folder / "words")
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     for file, valid in ((run.latest, b"step_00000004\n"), (run.state_file, b"finished\n")):
-        file.write_bytes(data.draw(st.one_of(damaged(valid), st.binary(max_size=30))))
+        odd = st.sampled_from([b"\x80", b"", b"\xff\xfe\x00", b"[" * 100_000])
+        file.write_bytes(data.draw(st.one_of(damaged(valid), st.binary(max_size=30), odd)))
     named = right_or_refused(run.named_latest)
     assert named == REFUSED or named is None or named.parent == run.checkpoints
-    right_or_refused(run.state)
+    assert isinstance(run.state(), str)
 
 
 def cut(content: bytes) -> st.SearchStrategy[bytes]:
     return st.integers(0, len(content)).map(lambda end: content[:end])
-
-
-@pytest.mark.parametrize("content", [b"\x80", b"", b"\xff\xfe\x00", b"[" * 100_000])
-def test_a_state_of_any_bytes(tmp_path: Path, content: bytes) -> None:
-    run = RunDirectory(tmp_path)
-    run.state_file.write_bytes(content)
-    assert isinstance(run.state(), str) and not run.is_finished()
 
 
 RUN_FILES = (

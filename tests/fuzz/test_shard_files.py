@@ -1,9 +1,8 @@
-"""Shards, manifests and the notes of `tokenize`, after damage."""
+"""Shards, and notes with a checksum, after damage."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.io.files import read_checked_json, to_checked_json
-from data_pipeline.shards.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    check_shards,
-    read_manifest,
-    write_manifest,
-)
+from data_pipeline.shards.manifest import Manifest, check_shards, write_manifest
 from data_pipeline.shards.reading import ShardPool, lengths_of, open_shard
 from data_pipeline.shards.verify import find_problems
 from tests.data_pipeline.shards.synthetic import random_shards
-from tests.fuzz.damage import REFUSED, damaged, damaged_json, odd_json, right_or_refused
+from tests.fuzz.damage import REFUSED, damaged, damaged_json, right_or_refused
 
 NOTE = {
     "format_version": 3,
@@ -46,36 +39,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     whole = replace(made, shards=tuple(true))
     write_manifest(whole)
     return whole
-
-
-@given(st.data())
-def test_manifests(shards: Manifest, data: st.DataObject) -> None:
-    path = shards.directory / MANIFEST_NAME
-    content = path.read_bytes()
-    path.write_bytes(data.draw(damaged_json(content)))
-    try:
-        found = right_or_refused(lambda: read_manifest(shards.directory))
-    finally:
-        path.write_bytes(content)
-    assert found in (REFUSED, shards)
-
-
-@given(st.data())
-def test_manifests_with_a_checksum_of_their_own(shards: Manifest, data: st.DataObject) -> None:
-    """A manifest that somebody wrote may state anything, with totals and a checksum that fit."""
-    path = shards.directory / MANIFEST_NAME
-    content = path.read_bytes()
-    value = data.draw(
-        odd_json({key: own for key, own in json.loads(content).items() if key != "checksum"})
-    )
-    if isinstance(value, dict):
-        path.write_bytes(to_checked_json(value))
-    try:
-        found = right_or_refused(lambda: read_manifest(shards.directory))
-        if found != REFUSED:
-            right_or_refused(lambda: check_shards(found))
-    finally:
-        path.write_bytes(content)
 
 
 @given(st.data())

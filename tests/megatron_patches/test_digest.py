@@ -26,14 +26,14 @@ def test_the_text_is_the_same_for_every_tensor_parallel_size() -> None:
     assert len(texts) == 1
     lines = [LINE.fullmatch(line) for line in texts.pop().splitlines()]
     assert all(lines)
-    found = [line.groups() for line in lines if line]
+    records = [line.groups() for line in lines if line]
     heads = {"query": 16, "key": 8}
     places = [
         (str(n), role, str(head)) for n in range(2) for role in heads for head in range(heads[role])
     ]
-    assert [(layer, role, head) for layer, role, head, _, _ in found] == places
-    assert len({sha256 for _, _, _, sha256, _ in found}) == len(found)
-    assert max(float(error) for *_, error in found) <= 1e-6
+    assert [(layer, role, head) for layer, role, head, _, _ in records] == places
+    assert len({sha256 for _, _, _, sha256, _ in records}) == len(records)
+    assert max(float(error) for *_, error in records) <= 1e-6
 
 
 def test_every_option_changes_the_bank() -> None:
@@ -50,7 +50,7 @@ def test_as_a_module_it_prints_the_same_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "message"),
     [
         (
             "--tensor-parallel-size 3",
@@ -64,10 +64,10 @@ def test_as_a_module_it_prints_the_same_text() -> None:
         ("--construction lu", "construction is 'lu'"),
     ],
 )
-def test_errors_are_one_sentence(options: str, named: str) -> None:
+def test_errors_are_one_sentence(options: str, message: str) -> None:
     result = CliRunner().invoke(app, f"digest {MODEL} {options}")
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
-    assert named in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1

@@ -25,12 +25,12 @@ PAGE = (ROOT / "docs/extending.md").read_text()
 def block(text: str) -> str:
     """The fenced block of Python that holds this text."""
     blocks = re.findall(r"^( *)```python\n(.*?)^ *```", PAGE, flags=re.MULTILINE | re.DOTALL)
-    (found,) = [
+    (code,) = [
         re.sub(rf"^{indent}", "", body, flags=re.MULTILINE)
         for indent, body in blocks
         if text in body
     ]
-    return found
+    return code
 
 
 @pytest.fixture
@@ -42,8 +42,12 @@ def pasted(monkeypatch: pytest.MonkeyPatch) -> str:
     adapter = declared["QueryBias"]()
     exec(block(f"def {adapter.name}("), computed)
     sizes = declarations.AdapterSizes(HIDDEN, HIDDEN // HEADS, rank=2)
-    taken = {one.name for had in declarations.ADAPTERS.values() for one in had.weights(sizes)}
-    assert not taken & {one.name for one in adapter.weights(sizes)}
+    taken = {
+        weight.name
+        for registered in declarations.ADAPTERS.values()
+        for weight in registered.weights(sizes)
+    }
+    assert not taken & {weight.name for weight in adapter.weights(sizes)}
     monkeypatch.setitem(declarations.ADAPTERS, adapter.name, adapter)
     table = {**formulas.FORMULAS, adapter.name: computed[adapter.name]}
     monkeypatch.setattr(formulas, "FORMULAS", table)
@@ -85,8 +89,8 @@ def test_the_variant_of_the_guide_is_a_variant(
     one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered = eval(f"{{{block('gaussian_wide')}}}", dict(vars(variants)))
-    for name, one in entered.items():
-        monkeypatch.setitem(variants.VARIANTS, name, one)
+    for name, policy in entered.items():
+        monkeypatch.setitem(variants.VARIANTS, name, policy)
     linear: Any = build("gaussian_wide").decoder.layers[0].self_attention.linear_qkv
     assert linear.query_key_weight.std() == pytest.approx(0.1, rel=0.05)
     frozen = make_plan(

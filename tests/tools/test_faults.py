@@ -35,7 +35,7 @@ def test_two_faults_end_as_if_nothing_had_happened(
 ) -> None:
     drawn = [draw(1, list(Fault).index(fault)) for fault in (Fault.KILL_ONE, Fault.IO_ERROR)]
     from_nothing = [
-        replace(case, resumed=False, in_start=False, moment=0.4, place=0.3) for case in drawn
+        replace(case, resumed=False, in_start=False, moment=0.4, offset=0.3) for case in drawn
     ]
     cases = [replace(case, layout=SMALLEST, then=SMALLEST, rank=1) for case in from_nothing]
     made = {SMALLEST: Reference(reference, 10.0, 0.1, size_on_disk(reference))}

@@ -23,7 +23,7 @@ from tools.faults.table import as_record, commit, markdown, put_into, recorded
 
 
 def main() -> None:
-    """Exit code 0 if every case was as it should be, else 1."""
+    """Run the campaign; exit with 0 if every case passed, else with 1."""
     arguments = _arguments()
     # It tells of every restart, and there are many here.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
@@ -39,9 +39,9 @@ def main() -> None:
         keep = arguments.keep is not None
         if arguments.record:
             arguments.record.parent.mkdir(parents=True, exist_ok=True)
-        before = recorded(arguments.record) if arguments.record else []
-        before = [outcome for outcome in before if outcome.case in cases]
-        done = {outcome.case for outcome in before}
+        earlier = recorded(arguments.record) if arguments.record else []
+        earlier = [outcome for outcome in earlier if outcome.case in cases]
+        done = {outcome.case for outcome in earlier}
         left = [case for case in cases if case not in done]
 
         def note(outcome: Outcome) -> None:
@@ -49,9 +49,11 @@ def main() -> None:
                 with arguments.record.open("a") as file:
                     file.write(json.dumps(as_record(outcome)) + "\n")
 
-        made = campaign(left, directory, shards, jobs=arguments.jobs, keep=keep, note=note)
-    outcomes = sorted([*before, *made], key=lambda outcome: outcome.case.name)
-    seconds = time.monotonic() - began + sum(outcome.seconds for outcome in before) / arguments.jobs
+        fresh = campaign(left, directory, shards, jobs=arguments.jobs, keep=keep, note=note)
+    outcomes = sorted([*earlier, *fresh], key=lambda outcome: outcome.case.name)
+    seconds = (
+        time.monotonic() - began + sum(outcome.seconds for outcome in earlier) / arguments.jobs
+    )
     text = markdown(outcomes, _command(arguments), seconds)
     print(f"\n{text}")
     if arguments.into:
@@ -69,16 +71,15 @@ def campaign(
     made: Mapping[Layout, Reference] | None = None,
     note: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Run cases side by side, and print each as it ends.
+    """Run cases in parallel, and print each outcome.
 
     Args:
-        cases: what to run.
-        directory: of all files.
-        shards: text to train on.
-        jobs: cases side by side.
-        keep: leave the files of the cases in `directory`.
-        made: undisturbed runs that are there already.
-        note: is told each outcome at once.
+        directory: Directory of all files.
+        shards: Text to train on.
+        jobs: Cases side by side.
+        keep: Whether to leave the files of the cases in `directory`.
+        made: Undisturbed runs that exist already.
+        note: Function that is called with each outcome at once.
 
     Returns:
         The outcomes, in the order of their numbers.
@@ -120,13 +121,13 @@ def _line(outcome: Outcome) -> str:
 def _chosen(arguments: argparse.Namespace) -> list[Case]:
     if arguments.case is not None:
         return [draw(seed, number) for seed in arguments.seed for number in arguments.case]
-    wanted = {
+    faults = {
         fault for fault in Fault if arguments.only is None or fault.name.lower() in arguments.only
     }
     chosen = []
     for seed in arguments.seed:
         drawn = (draw(seed, number) for number in range(arguments.faults * len(Fault)))
-        chosen += islice((case for case in drawn if case.fault in wanted), arguments.faults)
+        chosen += islice((case for case in drawn if case.fault in faults), arguments.faults)
     return chosen
 
 

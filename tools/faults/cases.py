@@ -60,12 +60,12 @@ class Outcome:
     """The result of a case.
 
     Attributes:
-        happened: the fault came before the run had ended.
-        in_save: while a checkpoint was being written.
-        sentence: the one sentence with which the disturbed start ended, if it did.
-        waited: seconds from a SIGSTOP to that sentence.
+        happened: Whether the fault came before the run had ended.
+        in_save: Whether the fault came while a checkpoint was being written.
+        sentence: The one sentence with which the disturbed start ended, if it did.
+        waited: Seconds from a SIGSTOP to that sentence.
         wrong_end, left, different: what is wrong, in words; empty where nothing is.
-        commit: what was tried, for outcomes of several days.
+        commit: Commit that was tried, for outcomes of several days.
     """
 
     case: Case
@@ -96,7 +96,7 @@ class Cases:
         self._references = references
 
     def run(self, case: Case) -> Outcome:
-        """From the fault to the verdict. What goes wrong in here, is wrong with the case."""
+        """Run a case from the fault to the verdict; errors in here count as the case's."""
         began = time.monotonic()
         outcome = Outcome(case)
         directory = self._directory / case.name
@@ -122,13 +122,13 @@ class Cases:
         if case.fault in DAMAGE:
             end = self._damaged(outcome, directory)
         elif case.fault in STORAGE:
-            after = int(case.place * reference.bytes_written * _share_left(half))
+            after = int(case.offset * reference.bytes_written * _share_left(half))
             end = self._without_room(outcome, directory, after, on_disk=on_disk)
         else:
             first = half.step + 1 if half is not None else 1
             disturb = Disturbance(case, reference.start_seconds, reference.step_seconds, first)
             end = self._disturbed(outcome, directory, disturb)
-        outcome.left += [f"left by the first start: {each}" for each in end.left]
+        outcome.left += [f"left by the first start: {item}" for item in end.left]
         if end.hung:
             outcome.wrong_end.append(f"hung: had not ended after {end.seconds:.0f} s")
         if case.fault is Fault.CLOCK_BACK:
@@ -205,11 +205,11 @@ class Cases:
         return end
 
     def _go_on(self, outcome: Outcome, directory: Path, reference: Reference) -> None:
-        """The same command again must finish the run, and make it the undisturbed one."""
+        """Run the same command again, and require the result of the undisturbed run."""
         case = outcome.case
         more = ["checkpoint.fall_back=true"] if case.fault in DAMAGE else []
         end = self._start(case.then, directory / "resumed.log", more)
-        outcome.left += [f"left by the next start: {each}" for each in end.left]
+        outcome.left += [f"left by the next start: {item}" for item in end.left]
         if end.hung or end.code != 0:
             how = "hung" if end.hung else f"exit code {end.code}: {_last_line(end)}"
             outcome.different.append(f"does not go on ({how})")
@@ -218,7 +218,7 @@ class Cases:
         outcome.different += differences(run, reference.run, case.then == case.layout)
 
     def _both_go_on(self, outcome: Outcome, directory: Path, reference: Reference) -> None:
-        """Start the run twice at once: one must finish it, the other say that it is trained."""
+        """Start the run twice at once: one must finish it, the other must refuse."""
         run = directory / "runs/run"
         with ThreadPoolExecutor(2) as pool:
             logs = [directory / f"resumed-{number}.log" for number in (1, 2)]
@@ -268,11 +268,11 @@ def _disk_size(case: Case, reference: Reference, half: Half | None) -> int:
     """Return the bytes of the disk: the run's files and a share of the space it still needs."""
     has = size_on_disk(half.run) if half is not None else 0
     needs = size_on_disk(reference.run) + size_on_disk(reference.run / "checkpoints") // 4
-    return has + PAGE + int(case.place * max(0, needs - has))
+    return has + PAGE + int(case.offset * max(0, needs - has))
 
 
 def _expect_sentence(outcome: Outcome, end: End, *fragments: str) -> None:
-    """The start ended with exit code 2 and one sentence, which has every one of `fragments`."""
+    """Require exit code 2 and a single sentence that holds all `fragments`."""
     if end.hung:
         return
     sentences = end.sentences
@@ -293,7 +293,7 @@ def _expect_sentence(outcome: Outcome, end: End, *fragments: str) -> None:
 
 
 def _expect_order(outcome: Outcome, end: End, run: Path) -> None:
-    """After a signal to stop: saved and exit code 0; or ended by it, before it was handled."""
+    """Require a saved run and exit code 0, or death by a signal before its handler was set."""
     if end.hung:
         return
     number = ORDERS[outcome.case.fault]

@@ -27,12 +27,12 @@ class Disturbance:
     """A signal to a start, when its time has come; then what happened.
 
     Attributes:
-        start_seconds: what a start takes up to its first step, in the undisturbed run.
-        step_seconds: what a step takes there.
-        first_step: the step that this start makes first.
-        happened: whether the run had not ended before.
-        in_save: whether a checkpoint was being written then.
-        seconds_to_sentence: from the signal to the first sentence on stderr.
+        start_seconds: Seconds of an undisturbed start up to its first step.
+        step_seconds: Seconds of an undisturbed step.
+        first_step: The step that this start makes first.
+        happened: Whether the run had not ended before the signal.
+        in_save: Whether a checkpoint was being written then.
+        seconds_to_sentence: Seconds from the signal to the first sentence on stderr.
     """
 
     case: Case
@@ -69,7 +69,7 @@ class Disturbance:
             time.sleep(case.within * self.step_seconds)
 
     def _strike(self, start: Start, ranks: list[psutil.Process]) -> bool:
-        """Send the signal, or take the display away; whether anyone got it."""
+        """Send the signal or take the display away; return whether a process got it."""
         case = self.case
         if start.display is not None:
             start.display.go_away()
@@ -99,20 +99,20 @@ class Disturbance:
 
 
 def lines_in(path: Path) -> int:
-    """Whole lines of a file that may not be there yet."""
+    """Return the number of whole lines of a file that may not exist yet."""
     with suppress(FileNotFoundError):
         return path.read_bytes().count(b"\n")
     return 0
 
 
 def unfinished_checkpoints(run: Path) -> list[Path]:
-    """The checkpoints without a marker, but for those that a start has kept aside."""
-    found = (path for path in run.glob("checkpoints/step_*") if "." not in path.name)
-    return [path for path in found if not (path / "COMPLETE").exists()]
+    """Return the checkpoints without a marker, except those that a start set aside."""
+    checkpoints = (path for path in run.glob("checkpoints/step_*") if "." not in path.name)
+    return [path for path in checkpoints if not (path / "COMPLETE").exists()]
 
 
 def build_shim(directory: Path) -> Path | None:
-    """The library that makes writing fail; None where there is no C compiler."""
+    """Build the library that makes writing fail; return None without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
@@ -129,11 +129,11 @@ def failing_storage(
     """Return the environment in which writing below a directory fails.
 
     Args:
-        shim: the library of `build_shim`.
-        root: the directory.
-        counter: a file that counts the bytes that were written.
-        after: the first byte that cannot be written; NEVER: all can.
-        error: number of the error, or STANDS.
+        shim: The library of `build_shim`.
+        root: The directory.
+        counter: A file that counts the bytes that were written.
+        after: The first byte that cannot be written; NEVER: all can.
+        error: Number of the error, or STANDS.
     """
     counter.write_bytes(bytes(8))
     return {
@@ -157,10 +157,10 @@ ERRORS = {Fault.DISK_FULL: errno.ENOSPC, Fault.IO_ERROR: errno.EIO, Fault.STORAG
 
 @contextmanager
 def small_disk(directory: Path, size: int) -> Iterator[bool]:
-    """A context in which a directory is a file system of its own.
+    """Mount a small file system at a directory while the context lasts.
 
     Args:
-        directory: is made if it is not there.
+        directory: Directory, made if missing.
         size: bytes, in whole pages.
 
     Yields:
@@ -189,7 +189,7 @@ RECORDS = ("config.yaml", "environment.json")
 
 
 def set_clock_back(run: Path) -> None:
-    """Date all that a killed run has left an hour ahead, as after the correction of a clock."""
+    """Date the files of a killed run an hour ahead, as if the clock had been set back."""
     for path in [*run.rglob("*"), run]:
         if path.exists() and not path.is_symlink():
             then = path.stat().st_mtime + AHEAD_SECONDS
@@ -200,8 +200,8 @@ def damage(checkpoint: Path, case: Case) -> Path:
     """Flip a bit of, or cut, one of a checkpoint's files, remove some, or damage the run's records.
 
     Args:
-        checkpoint: its directory.
-        case: says what, and where.
+        checkpoint: Directory of the checkpoint.
+        case: Case that says what is damaged, and where.
 
     Returns:
         The file, or the checkpoint if there are several.
@@ -225,11 +225,11 @@ def damage(checkpoint: Path, case: Case) -> Path:
         if case.whole_family:
             file.unlink()
         else:
-            os.truncate(file, int(case.place * file.stat().st_size))
+            os.truncate(file, int(case.offset * file.stat().st_size))
         return file
     files = sorted(path for path in checkpoint.iterdir() if path.stat().st_size)
     file = files[int(case.file * len(files))]
-    at = int(case.place * file.stat().st_size)
+    at = int(case.offset * file.stat().st_size)
     if case.fault is Fault.CUT:
         os.truncate(file, at)
         return file

@@ -27,41 +27,41 @@ OF_THE_LAYOUT = ("memory/", "counters/micro_steps")
 
 
 def differences(run: Path, reference: Path, same_layout: bool) -> list[str]:
-    """Return the differences from the undisturbed run, a few words each.
+    """Return the differences from the undisturbed run, one phrase each.
 
     Args:
-        run: the disturbed one.
-        reference: the undisturbed one.
-        same_layout: both ran at one layout, so that every bit must be equal; else up to rounding.
+        run: Directory of the disturbed run.
+        reference: Directory of the undisturbed run.
+        same_layout: Every bit must be equal, as both ran at one layout; else up to rounding.
     """
     state = run / "state"
     if not state.is_file() or state.read_text() != "finished\n":
         return ["not finished"]
-    found = []
+    problems = []
     if (steps := logged_steps(run)) != ALL_STEPS:
-        found.append(f"metrics.jsonl has {_steps_in_words(steps)}")
+        problems.append(f"metrics.jsonl has {_steps_in_words(steps)}")
     else:
-        found += _other_records(run, reference, same_layout)
-    found += _other_weights(run, reference, same_layout)
-    found += _other_events(run, reference, same_layout)
-    found += [f"{path.name} is left unfinished" for path in unfinished_checkpoints(run)]
-    return found
+        problems += _other_records(run, reference, same_layout)
+    problems += _other_weights(run, reference, same_layout)
+    problems += _other_events(run, reference, same_layout)
+    problems += [f"{path.name} is left unfinished" for path in unfinished_checkpoints(run)]
+    return problems
 
 
 def _other_records(run: Path, reference: Path, same_layout: bool) -> list[str]:
-    found = []
+    problems = []
     for ours, theirs in zip(
         deterministic_metrics(run), deterministic_metrics(reference), strict=True
     ):
         if odd := ours.keys() ^ theirs.keys():
-            found.append(f"step {ours['step']} records {sorted(odd)} or not")
+            problems.append(f"step {ours['step']} records {sorted(odd)} or not")
         else:
-            found += [
+            problems += [
                 f"step {ours['step']}: {tag} is {ours[tag]}, not {theirs[tag]}"
                 for tag in sorted(ours.keys() & theirs.keys())
                 if not _near(tag, ours[tag], theirs[tag], same_layout)
             ]
-    return found[:3]
+    return problems[:3]
 
 
 def _near(tag: str, ours: Any, theirs: Any, same_layout: bool) -> bool:
@@ -85,21 +85,21 @@ def _other_weights(run: Path, reference: Path, same_layout: bool) -> list[str]:
     if ours.keys() != theirs.keys():
         return ["the last checkpoint holds other tensors"]
     different = []
-    for place, tensor in ours.items():
+    for name, tensor in ours.items():
         if same_layout or not torch.is_tensor(tensor):
-            near = _near(place, tensor, theirs[place], same_layout)
+            near = _near(name, tensor, theirs[name], same_layout)
         else:
-            near = float((tensor - theirs[place]).abs().max()) <= ROUNDING * float(
-                theirs[place].abs().max()
+            near = float((tensor - theirs[name]).abs().max()) <= ROUNDING * float(
+                theirs[name].abs().max()
             )
         if not near:
-            different.append(place)
+            different.append(name)
     return [f"{len(different)} of {len(ours)} weights differ: {different[0]}"] if different else []
 
 
 def _other_events(run: Path, reference: Path, same_layout: bool) -> list[str]:
-    """Each step of TensorBoard is there once, with the value of metrics.jsonl's undisturbed run."""
-    found = []
+    """Return differences of TensorBoard's events: every step once, with the undisturbed value."""
+    problems = []
     ours, theirs = (
         EventAccumulator(str(path / "tensorboard"), size_guidance={"scalars": 0}).Reload()
         for path in (run, reference)
@@ -108,13 +108,13 @@ def _other_events(run: Path, reference: Path, same_layout: bool) -> list[str]:
         events = ours.Scalars(tag) if tag in ours.Tags()["scalars"] else []
         expected = theirs.Scalars(tag)
         if (steps := [event.step for event in events]) != ALL_STEPS:
-            found.append(f"TensorBoard's {tag} has {_steps_in_words(steps)}")
+            problems.append(f"TensorBoard's {tag} has {_steps_in_words(steps)}")
         elif any(
             not _near(tag, a.value, b.value, same_layout)
             for a, b in zip(events, expected, strict=True)
         ):
-            found.append(f"TensorBoard's {tag} differs")
-    return found
+            problems.append(f"TensorBoard's {tag} differs")
+    return problems
 
 
 def _steps_in_words(steps: list[int]) -> str:

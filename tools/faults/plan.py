@@ -86,18 +86,18 @@ class Case:
     """A fault. Values in [0, 1) are shares of a quantity that is known when the fault happens.
 
     Attributes:
-        seed, number: of the campaign, and of the case in it.
-        resumed: it meets a run that goes on from a checkpoint, not one from nothing.
-        in_start: it comes before the first step of that start, not after.
-        moment: of the time of the start, or of the steps that are trained.
-        within: the step in which it comes.
-        rank: which rank, for faults of one.
+        seed, number: Seed of the campaign, and number of the case in it.
+        resumed: Whether the fault meets a run that goes on from a checkpoint, not one from nothing.
+        in_start: Whether the fault comes before the first step of that start, not after.
+        moment: Share of the time of the start, or of the steps that are trained.
+        within: Share of the step in which the fault comes.
+        rank: Number of the rank, for faults of one.
         whole_family: SIGKILL of all meets the ranks; else their launcher, and the kernel ends them.
             SIGHUP meets ranks and launcher, else the launcher. The display is that of errors too.
-        place: which byte: of all that a run writes, or of a file of the checkpoint.
-        file: which file of the checkpoint.
-        bit: which bit of that byte.
-        then: the layout at which the run goes on.
+        offset: Share that selects a byte: of all that a run writes, or of a checkpoint's file.
+        file: Share that selects a file of the checkpoint.
+        bit: Number of the bit in that byte.
+        then: Layout at which the run goes on.
     """
 
     seed: int
@@ -110,7 +110,7 @@ class Case:
     within: float
     rank: int
     whole_family: bool
-    place: float
+    offset: float
     file: float
     bit: int
     then: Layout
@@ -124,8 +124,7 @@ def draw(seed: int, number: int) -> Case:
     """Draw a case: the kinds come in turn, so that all are as frequent.
 
     Args:
-        seed: of the campaign.
-        number: of the case in it.
+        number: Number of the case in it.
     """
     chance = random.Random(f"{seed}/{number}")
     fault = list(Fault)[number % len(Fault)]
@@ -145,7 +144,7 @@ def draw(seed: int, number: int) -> Case:
         within=chance.random(),
         rank=chance.randrange(layout.ranks),
         whole_family=chance.random() < 0.5,
-        place=chance.random(),
+        offset=chance.random(),
         file=chance.random(),
         bit=chance.randrange(8),
         then=then if fault is Fault.OTHER_LAYOUT else layout,
@@ -160,9 +159,8 @@ def overrides_for(layout: Layout, shards: Path, runs: Path) -> list[str]:
     """Return the overrides of all cases' run: frozen banks, dropout, asynchronous saves.
 
     Args:
-        layout: of the run.
-        shards: text to train on.
-        runs: the run is in its `run`.
+        shards: Text to train on.
+        runs: Parent directory of the run, which is its `run`.
     """
     return tiny_overrides(
         shards,

@@ -21,9 +21,9 @@ class Reference:
     """The undisturbed run of a layout.
 
     Attributes:
-        run: its directory.
+        run: Directory of the run.
         start_seconds, step_seconds: up to the first step, and from one to the next.
-        bytes_written: by all its processes, into all its files.
+        bytes_written: Bytes written by all its processes, into all its files.
     """
 
     run: Path
@@ -41,10 +41,10 @@ class Half:
 
 
 class References:
-    """Makes each of them once, in `directory`, when it is first asked for; for several threads.
+    """Cache of undisturbed runs, each made on first use; safe for threads.
 
     Args:
-        made: what is there already.
+        made: Undisturbed runs that exist already.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class References:
         """Return the undisturbed run of a layout.
 
         Raises:
-            AssertionError: it has failed, so there is nothing to compare with.
+            AssertionError: the run has failed, so there is nothing to compare with.
         """
         with self._locks[layout]:
             if layout not in self._whole:
@@ -74,7 +74,7 @@ class References:
         """Return the stopped run of a layout.
 
         Raises:
-            AssertionError: it has not stopped as it was told to.
+            AssertionError: the run has not stopped when told to.
         """
         with self._locks[layout]:
             if layout not in self._halves:
@@ -119,14 +119,14 @@ class References:
         return Half(run, max(logged_steps(run)))
 
 
-def _require(end: End, what: str, run: Path, state: str) -> None:
-    said = f"{what} ended with exit code {end.code} after {end.seconds:.0f} s:"
-    assert end.code == 0 and not end.hung, f"{said}\n{end.output}\n{end.errors}"
-    assert (run / "state").read_text() == f"{state}\n", f"{what} is not {state}"
-    assert not end.left, f"{what} has left {', '.join(end.left)}"
+def _require(end: End, title: str, run: Path, state: str) -> None:
+    sentence = f"{title} ended with exit code {end.code} after {end.seconds:.0f} s:"
+    assert end.code == 0 and not end.hung, f"{sentence}\n{end.output}\n{end.errors}"
+    assert (run / "state").read_text() == f"{state}\n", f"{title} is not {state}"
+    assert not end.left, f"{title} has left {', '.join(end.left)}"
 
 
 def size_on_disk(directory: Path) -> int:
-    """Bytes of its files, whole pages."""
+    """Return the bytes of a directory's files, in whole pages."""
     sizes = [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
     return sum(-(-size // PAGE) * PAGE for size in sizes)

@@ -36,7 +36,7 @@ class Display:
     """A pipe to what shows a start's output, as `tee` is; it may go away before the start ends.
 
     Args:
-        log: shows the output.
+        log: File that shows the output.
     """
 
     def __init__(self, log: Path) -> None:
@@ -88,28 +88,30 @@ class Start:
         return []
 
     def note_ports(self) -> None:
-        """Remember at which ports its processes listen now."""
+        """Record the ports at which the processes of this start listen."""
         for process in self.family():
             with suppress(psutil.Error):
-                found = process.net_connections(kind="tcp")
+                connections = process.net_connections(kind="tcp")
                 self.ports |= {
-                    each.laddr.port for each in found if each.status == psutil.CONN_LISTEN
+                    connection.laddr.port
+                    for connection in connections
+                    if connection.status == psutil.CONN_LISTEN
                 }
 
     def family(self) -> list[psutil.Process]:
-        """Every living process of this start."""
+        """Return every living process of this start."""
         return [process for process in psutil.process_iter() if _has_mark(process, self.mark)]
 
     def until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for it; False if the start ends or its time is over before."""
-        before = time.monotonic()
+        """Wait for a condition; return False if the start ends or runs out of time first."""
+        last_look = time.monotonic()
         while self.alive and self.waited < LONGEST_START:
             if condition():
                 return True
             time.sleep(POLL_SECONDS)
             # A machine that stood still itself has waited for nobody.
-            self.waited = self.waited + min(1.0, time.monotonic() - before)
-            before = time.monotonic()
+            self.waited = self.waited + min(1.0, time.monotonic() - last_look)
+            last_look = time.monotonic()
         return False
 
 
@@ -118,9 +120,9 @@ class End:
     """The end of a start.
 
     Attributes:
-        code: of the launcher; negative for a signal.
-        hung: it had not ended after LONGEST_START, and was killed.
-        left: processes, ports and files of shared memory that were there afterwards, each in words.
+        code: Exit code of the launcher; negative for a signal.
+        hung: Whether the start had not ended after LONGEST_START, and was killed.
+        left: Processes, ports and files of shared memory that remained, each in words.
     """
 
     code: int
@@ -159,13 +161,13 @@ def run_start(
     """Start `python -m pretrain train demo OVERRIDES --local-ranks N`, and wait for its end.
 
     Args:
-        overrides: of the configuration.
-        layout: says how many ranks.
-        run: the directory that it makes.
-        log: its output goes there, its errors beside it.
-        disturb: is called with the start while it runs.
-        environment: is added to the usual one.
-        piped: which of stdout and stderr are a `Display`'s pipe; the display shows them in `log`.
+        overrides: Overrides of the configuration.
+        layout: Layout with the number of ranks.
+        run: Directory of the run.
+        log: File of the output; the errors go beside it.
+        disturb: Function that is called with the start while it runs.
+        environment: Variables beside the usual ones.
+        piped: Those of stdout and stderr that go through a `Display`, which shows them in `log`.
     """
     command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides]
     command += ["--local-ranks", str(layout.ranks)]
@@ -249,15 +251,15 @@ def _has_mark(process: psutil.Process, mark: str) -> bool:
 
 def _listening(mark: str) -> set[int]:
     """Return ports at which a process listens, but for other starts': these may have got them."""
-    found = set()
-    for each in psutil.net_connections(kind="tcp"):
-        if each.status == psutil.CONN_LISTEN:
-            owner = each.pid
+    ports = set()
+    for connection in psutil.net_connections(kind="tcp"):
+        if connection.status == psutil.CONN_LISTEN:
+            owner = connection.pid
             with suppress(psutil.Error, OSError):
                 if owner is not None and psutil.Process(owner).environ().get(MARK) != mark:
                     continue
-            found.add(each.laddr.port)
-    return found
+            ports.add(connection.laddr.port)
+    return ports
 
 
 def _shared_files() -> set[str]:
@@ -265,11 +267,11 @@ def _shared_files() -> set[str]:
 
 
 def _mapped() -> set[str]:
-    """Files of shared memory that a living process uses: those of other cases and programs."""
+    """Return the shared-memory files that living processes use, of other cases and programs."""
     used: set[str] = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            paths = [each.path for each in process.memory_maps()]
-            paths += [each.path for each in process.open_files()]
+            paths = [mapping.path for mapping in process.memory_maps()]
+            paths += [file.path for file in process.open_files()]
             used |= {Path(path).name for path in paths if path.startswith(f"{SHARED_MEMORY}/")}
     return used

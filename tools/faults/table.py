@@ -31,9 +31,9 @@ def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
     """Return the table by fault, what stands above it, and a line for each problem.
 
     Args:
-        outcomes: of all cases.
-        command: that ran them.
-        seconds: that they took.
+        outcomes: Outcomes of all cases.
+        command: Command that ran the cases.
+        seconds: Seconds that the cases took.
     """
     good = sum(not outcome.problems for outcome in outcomes)
     commits = sorted({outcome.commit for outcome in outcomes if outcome.commit})
@@ -79,41 +79,41 @@ def _row(name: str, outcomes: list[Outcome]) -> str:
 
 
 def as_record(outcome: Outcome) -> dict[str, Any]:
-    """A line of a campaign's record; the case itself follows from the seed and its number."""
+    """Return an outcome as a record line; seed and number stand for the case."""
     return asdict(outcome) | {"case": outcome.case.number, "seed": outcome.case.seed}
 
 
 def recorded(path: Path) -> list[Outcome]:
-    """The outcomes in a campaign's record; a torn last line, of a killed campaign, is removed."""
+    """Return the outcomes of a record, and remove a torn last line of a killed campaign."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     path.write_text("".join(line + "\n" for line in lines))
     entries = [json.loads(line) for line in lines]
-    own = {(entry["seed"], entry["case"]): entry for entry in entries}
-    names = [each.name for each in fields(Outcome) if each.name != "case"]
+    by_case = {(entry["seed"], entry["case"]): entry for entry in entries}
+    names = [field.name for field in fields(Outcome) if field.name != "case"]
     return [
-        Outcome(draw(*case), **{name: own[case][name] for name in names}) for case in sorted(own)
+        Outcome(draw(*case), **{name: by_case[case][name] for name in names})
+        for case in sorted(by_case)
     ]
 
 
 def put_into(page: Path, text: str) -> None:
-    """Replace what stands between the two marks of a page.
+    """Replace the text between the two marks of a page.
 
     Args:
-        page: in Markdown.
-        text: to put there.
+        page: Page in Markdown.
 
     Raises:
-        ValueError: it has not got them.
+        ValueError: the page lacks the marks.
     """
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+    head, begin, rest = page.read_text().partition(BEGIN)
+    _, end, tail = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} lacks {BEGIN} or {END}")
-    page.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
+    page.write_text(f"{head}{BEGIN}\n{text}{END}{tail}")
 
 
 def commit() -> str:
-    """The commit that is tried."""
+    """Return the commit under test."""
 
     def git(arguments: str) -> str:
         command = ["git", *arguments.split()]

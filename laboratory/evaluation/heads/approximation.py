@@ -53,12 +53,12 @@ class Grid:
     """Models to train; the first variant is what the others are compared with.
 
     Attributes:
-        variants: names of variants.
-        widths: values of model.hidden_size, ascending.
-        depths: values of model.num_layers, ascending.
-        seeds: seeds 1 … this.
-        steps: optimizer steps of each.
-        learning_rate: peak of AdamW.
+        variants: Names of variants.
+        widths: Values of model.hidden_size, ascending.
+        depths: Values of model.num_layers, ascending.
+        seeds: Seeds 1 … this.
+        steps: Optimizer steps of each.
+        learning_rate: Peak of AdamW.
     """
 
     variants: tuple[str, ...]
@@ -77,7 +77,7 @@ class Grid:
         """Return the model and its optimizer as a run's configuration.
 
         Args:
-            variant: name of a variant.
+            variant: Name of a variant.
             width: model.hidden_size.
             depth: model.num_layers.
             seed: run.seed.
@@ -115,12 +115,11 @@ class Trial:
     """Result of one model.
 
     Attributes:
-        variant: name of the variant.
+        variant: Name of the variant.
         width: model.hidden_size.
         depth: model.num_layers.
         seed: run.seed.
-        error: mean squared error on the test set / variance of the targets there.
-        trainable_parameters: their number.
+        error: Mean squared error on the test set / variance of the targets there.
     """
 
     variant: str
@@ -135,7 +134,7 @@ def run_grid(grid: Grid) -> list[Trial]:
     """Train every model of the grid, in a fixed order; deterministic on one machine.
 
     Raises:
-        UserError: an error is not finite; or, before anything is trained, as `Grid.config`.
+        UserError: an error is not finite; as `Grid.config`, before anything is trained.
     """
     plan = [
         (variant, width, depth, seed)
@@ -143,7 +142,8 @@ def run_grid(grid: Grid) -> list[Trial]:
         for variant in grid.variants
         for seed in range(1, grid.seeds + 1)
     ]
-    configs = [grid.config(*place) for place in plan]
+    # All configurations first: a mistake in the last must not show after hours of training.
+    configs = [grid.config(*point) for point in plan]
     trials = []
     with one_process() as context, WorkDisplay(len(plan)) as work:
         for (variant, width, depth, seed), config in zip(plan, configs, strict=True):
@@ -193,10 +193,6 @@ class Regressor(torch.nn.Module):
 def train(regressor: Regressor, config: Config) -> float:
     """Train on fresh samples, the same for every variant.
 
-    Args:
-        regressor: the model to train.
-        config: its configuration.
-
     Returns:
         The mean squared error on the test set divided by the variance of the targets there.
     """
@@ -207,6 +203,7 @@ def train(regressor: Regressor, config: Config) -> float:
         eps=config.optimizer.eps,
     )
     for step in range(1, config.total_steps + 1):
+        # Fewer than 2^20 steps, so that no two seeds share a sample.
         features, targets = kernel_regression(config.run.seed * 2**20 + step, BATCH)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
@@ -226,8 +223,8 @@ def kernel_regression(seed: int, sequences: int) -> tuple[torch.Tensor, torch.Te
     """Draw samples of the function that is approximated, in float32.
 
     Args:
-        seed: of the draws.
-        sequences: number of samples.
+        seed: Seed of the draws.
+        sequences: Number of samples.
 
     Returns:
         Inputs `[sequences, LENGTH, FEATURES]` and targets `[sequences, LENGTH]`.
@@ -236,6 +233,7 @@ def kernel_regression(seed: int, sequences: int) -> tuple[torch.Tensor, torch.Te
     features = torch.rand(sequences, LENGTH, FEATURES, generator=generator) * 2 - 1
     points, values = features[..., :2], features[..., 2]
     distances = (points[:, :, None] - points[:, None]).square().sum(-1)
+    # Nadaraya-Watson regression, causal: position t averages the values up to t.
     kernel = torch.exp(-distances / (2 * BANDWIDTH**2)).tril()
     return features, (kernel @ values[..., None])[..., 0] / kernel.sum(-1)
 
@@ -253,9 +251,7 @@ def approximation_report(grid: Grid, trials: Sequence[Trial], tolerance: float) 
     """Return the report of the error by width and depth, every variant beside the first.
 
     Args:
-        grid: the models that were trained.
-        trials: their results.
-        tolerance: in the largest model a variant's error may be above the first one's by this part.
+        tolerance: Share by which a variant's error may exceed the first one's in the largest model.
     """
     errors = errors_by_model(trials)
     return Report(
@@ -282,8 +278,13 @@ def _verdict(grid: Grid, errors: Errors, variant: str, tolerance: float) -> Verd
     smallest, largest = grid.sizes[0], grid.sizes[-1]
     small, large = errors[variant][smallest], errors[variant][largest]
     best = errors[grid.variants[0]][largest]
-    excess = [100 * (own / other - 1) for own, other in zip(large, best, strict=True)]
-    falls = [after < before for before, after in zip(small, large, strict=True)]
+    excess = [
+        100 * (error / baseline_error - 1)
+        for error, baseline_error in zip(large, best, strict=True)
+    ]
+    falls = [
+        large_error < small_error for small_error, large_error in zip(small, large, strict=True)
+    ]
     text = (
         f"error {seeds_text(small, DIGITS)} in the smallest, {seeds_text(large, DIGITS)} in the "
         "largest model"
@@ -300,14 +301,19 @@ def _verdict(grid: Grid, errors: Errors, variant: str, tolerance: float) -> Verd
 
 def _tables(grid: Grid, errors: Errors) -> list[Table]:
     """Return the errors of all sizes and variants, and their ratios to the first variant's."""
-    baseline, *others = grid.variants
+    baseline, *compared = grid.variants
     error_rows, ratio_rows = [], []
     for size in grid.sizes:
         names = (*map(str, size), str(grid.seeds))
-        own = {variant: errors[variant][size] for variant in grid.variants}
-        error_rows.append((*names, *(seeds_text(values, DIGITS) for values in own.values())))
+        size_errors = {variant: errors[variant][size] for variant in grid.variants}
+        error_rows.append(
+            (*names, *(seeds_text(values, DIGITS) for values in size_errors.values()))
+        )
         ratio_rows.append(
-            (*names, *(_ratio_text(own[variant], own[baseline]) for variant in others))
+            (
+                *names,
+                *(_ratio_text(size_errors[variant], size_errors[baseline]) for variant in compared),
+            )
         )
     header = ("width", "depth", "n")
     ratio_title = (
@@ -316,14 +322,16 @@ def _tables(grid: Grid, errors: Errors) -> list[Table]:
     )
     return [
         text_table("Error, mean ± sd over seeds", (*header, *grid.variants), error_rows),
-        text_table(ratio_title, (*header, *others), ratio_rows),
+        text_table(ratio_title, (*header, *compared), ratio_rows),
     ]
 
 
-def _ratio_text(own: Sequence[float], reference: Sequence[float]) -> str:
-    """Return the ratio of errors at the same seeds; its interval is of the logarithms."""
-    logarithms, others = (dict(enumerate(map(math.log, values))) for values in (own, reference))
-    gap = paired_gap("", logarithms, others, SCORES)
+def _ratio_text(errors: Sequence[float], reference: Sequence[float]) -> str:
+    """Return the geometric mean of error ratios at equal seeds, with its interval."""
+    logarithms, reference_logarithms = (
+        dict(enumerate(map(math.log, values))) for values in (errors, reference)
+    )
+    gap = paired_gap("", logarithms, reference_logarithms, SCORES)
     assert gap is not None
     mean = f"{math.exp(gap.mean):.2f}"
     if gap.low is None or gap.high is None:
@@ -360,9 +368,9 @@ def _figure(grid: Grid, errors: Errors) -> Figure:
 
 def _plot(plot: Axes, grid: Grid, errors: Errors, sizes: Mapping[int, tuple[int, int]]) -> None:
     """Plot the errors of `sizes`, {place on the x axis: (width, depth)}."""
-    for place, variant in enumerate(grid.variants):
+    for index, variant in enumerate(grid.variants):
         # Error bars must not hide one another.
-        shift = 1.03 ** (place - (len(grid.variants) - 1) / 2)
+        shift = 1.03 ** (index - (len(grid.variants) - 1) / 2)
         by_size = [errors[variant][size] for size in sizes.values()]
         plot_seeds(
             plot, [value * shift for value in sizes], by_size, groups=grid.variants, group=variant

@@ -35,13 +35,13 @@ class WeightDiversity:
     """Differences between the heads of one role in one layer.
 
     Attributes:
-        cosine_mean: mean |cosine| of two flattened heads.
-        cosine_max: the largest.
-        row_cosine_mean: mean |cosine| of rows of two heads.
-        row_cosine_max: the largest.
-        angle_smallest: the smallest principal angle of two heads, in degrees.
-        angle_mean: the mean.
-        overlap: mean cos² of the principal angles; head_dim / hidden_size for random subspaces.
+        cosine_mean: Mean |cosine| of two flattened heads.
+        cosine_max: Largest of these.
+        row_cosine_mean: Mean |cosine| of rows of two heads.
+        row_cosine_max: Largest of these.
+        angle_smallest: The smallest principal angle of two heads, in degrees.
+        angle_mean: Mean of these angles.
+        overlap: Mean cos² of the principal angles; head_dim / hidden_size for random subspaces.
     """
 
     cosine_mean: float
@@ -59,11 +59,11 @@ class LayerDiversity:
     """Diversity of one layer, means over positions that see two keys or more.
 
     Attributes:
-        query: of W_Q; None where the layer has no such matrices, or fewer than two heads.
-        key: the same of W_K.
+        query: Diversity of W_Q; None where the layer has no such matrices, or fewer than two heads.
+        key: Diversity of W_K.
         divergence: KL between heads, in nats; None of one head.
-        entropy: of the attention, in nats.
-        relative_entropy: entropy / ln(visible keys), 1 for uniform attention.
+        entropy: Entropy of the attention, in nats.
+        relative_entropy: Entropy / ln(visible keys), 1 for uniform attention.
     """
 
     query: WeightDiversity | None
@@ -77,9 +77,9 @@ def measure_diversity(model: GPTModel, data: RunData, samples: int) -> list[Laye
     """Measure every layer of a model on one process.
 
     Args:
-        model: the model, in evaluation mode.
-        data: held-out text.
-        samples: samples of each source that the attention is measured on, the first ones.
+        model: The model, in evaluation mode.
+        data: Held-out text.
+        samples: Samples of each source that the attention is measured on, the first ones.
     """
     layers = model.decoder.layers
     sums = np.zeros((len(layers), 3))
@@ -121,6 +121,7 @@ def _attention_sums(model: GPTModel, data: RunData, blocks: np.ndarray) -> tuple
     visible = torch.arange(1, inputs.size(1) + 1, device=inputs.device).expand_as(inputs)
     if data.boundary is not None:
         visible = document_layout(inputs, data.boundary).positions + 1
+    # A position that sees one key has no choice: entropy and divergence are 0 in every model.
     several = visible >= 2
     sums = np.zeros((len(model.decoder.layers), 3))
 
@@ -182,8 +183,8 @@ def pairwise_divergence(probabilities: torch.Tensor) -> torch.Tensor:
     p = probabilities.movedim(-3, -2)  # [..., t, H, s]
     smallest = torch.finfo(p.dtype).tiny
     log = p.clamp(min=smallest).log()
-    own = (p * log).sum(-1, keepdim=True)
-    return own - p @ log.transpose(-1, -2)
+    negative_entropy = (p * log).sum(-1, keepdim=True)
+    return negative_entropy - p @ log.transpose(-1, -2)
 
 
 def entropy(probabilities: torch.Tensor) -> torch.Tensor:
@@ -219,11 +220,8 @@ class RunDiversity:
     """Diversity of one run, layer by layer.
 
     Attributes:
-        name: of the run.
-        group: of the run.
-        seed: of the run.
-        trained: layers after training.
-        untrained: layers at initialisation.
+        trained: Layers after training.
+        untrained: Layers at initialisation.
     """
 
     name: str
@@ -239,17 +237,22 @@ def measure_run(
     """Measure a run's model, and the same model at initialisation.
 
     Args:
-        trained: the run's model, with its data.
-        group: name of the run's group.
-        context: process groups of the one process.
-        samples: samples of each source that the attention is measured on.
+        trained: The run's model, with its data.
+        group: Name of the run's group.
+        context: Process groups of the one process.
+        samples: Samples of each source that the attention is measured on.
     """
+    # Initial weights follow from the run's seed, so they need not have been saved.
     untrained = build_model(trained.config, context).eval()
-    after, before = (
+    trained_layers, untrained_layers = (
         measure_diversity(model, trained.data, samples) for model in (trained.model, untrained)
     )
     return RunDiversity(
-        name=trained.run.name, group=group, seed=trained.run.seed, trained=after, untrained=before
+        name=trained.run.name,
+        group=group,
+        seed=trained.run.seed,
+        trained=trained_layers,
+        untrained=untrained_layers,
     )
 
 
@@ -270,7 +273,7 @@ MEASURES: Mapping[str, tuple[str, int, Reduce]] = {
 
 
 def summary(layers: Sequence[LayerDiversity]) -> dict[str, float | None]:
-    """Return one number a measure over layers and roles; None where not applicable."""
+    """Return one number for each measure, over layers and roles; None where not applicable."""
     parts = [part for layer in layers for part in (layer, layer.query, layer.key)]
     numbers: dict[str, float | None] = {}
     for measure, (_, _, reduce) in MEASURES.items():
@@ -284,8 +287,8 @@ class Limits:
     """Criterion of the hypothesis.
 
     Attributes:
-        cosine: largest cosine between heads.
-        divergence: least KL between heads, in nats.
+        cosine: Largest cosine between heads.
+        divergence: Least KL between heads, in nats.
     """
 
     cosine: float = 0.3
@@ -296,9 +299,8 @@ def diversity_report(runs: Sequence[RunDiversity], limits: Limits, samples: int)
     """Return the report of all runs.
 
     Args:
-        runs: what was measured.
-        limits: the criterion.
-        samples: samples of each source that the attention was measured on.
+        limits: The criterion.
+        samples: Samples of each source that the attention was measured on.
     """
     groups = by_group(runs)
     criterion = (
@@ -313,14 +315,15 @@ def diversity_report(runs: Sequence[RunDiversity], limits: Limits, samples: int)
         experiment="E4",
         title="Head diversity",
         criterion=criterion,
-        verdicts=[_verdict(group, own, limits) for group, own in groups.items()],
+        verdicts=[_verdict(group, members, limits) for group, members in groups.items()],
         tables=[_summary_table(groups)],
         notes=_notes(runs, samples),
         content={
             "limits": asdict(limits),
             "samples_per_source": samples,
             "runs": [
-                asdict(run) | {"summary": own} for run, own in zip(runs, summaries, strict=True)
+                asdict(run) | {"summary": run_summary}
+                for run, run_summary in zip(runs, summaries, strict=True)
             ],
         },
         figures={"diversity": lambda: diversity_figure(groups, limits)},
@@ -349,7 +352,8 @@ def _summary_table(groups: Mapping[str, Sequence[RunDiversity]]) -> Table:
         for state in ("trained", "untrained"):
             numbers = [summary(getattr(run, state)) for run in runs]
             cells = [
-                seeds_text([one[key] for one in numbers], MEASURES[key][1]) for key in MEASURES
+                seeds_text([run_numbers[key] for run_numbers in numbers], MEASURES[key][1])
+                for key in MEASURES
             ]
             rows.append((group, str(len(runs)), state, *cells))
     header = ("variant", "n", "state", *(title for title, _, _ in MEASURES.values()))
@@ -381,7 +385,7 @@ def diversity_figure(groups: Mapping[str, Sequence[RunDiversity]], limits: Limit
 
     Args:
         groups: {group: what was measured of its runs}.
-        limits: the criterion.
+        limits: The criterion.
     """
     figure, plots = new_figure(2, 2, height=2.8)
     panels = (

@@ -45,10 +45,10 @@ class LengthLoss:
     """Losses of one length, in nats, by place in a span.
 
     Attributes:
-        length: of the blocks.
+        length: Length of the blocks.
         sums: `[3 * trained length]` float64, losses summed over all spans. The same place is the
             same prediction at every length.
-        counts: the same shape, numbers of predictions.
+        counts: Numbers of predictions, of the same shape.
     """
 
     length: int
@@ -79,9 +79,6 @@ class RunLengths:
     """Losses of one run at every length.
 
     Attributes:
-        name: of the run.
-        group: of the run.
-        seed: of the run.
         trained_length: data.sequence_length.
         losses: {factor: losses} of those of FACTORS that the model can read.
         reasons: {factor: why not} of the others.
@@ -101,7 +98,7 @@ class RunLengths:
         return perplexity(self.losses[factor].loss - self.losses[1.0].loss) - 1
 
     def gain(self) -> np.ndarray:
-        """Return what context gives, by position in the longest blocks, `[their length]`.
+        """Return the change of loss by context, by position in the longest blocks, `[length]`.
 
         Negative is better.
 
@@ -118,9 +115,9 @@ def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> R
     """Return the losses at every length.
 
     Args:
-        trained: the run's model, with its data.
-        group: name of the run's group.
-        samples: spans per source; None: as many as hold data.validation_samples samples.
+        trained: The run's model, with its data.
+        group: Name of the run's group.
+        samples: Spans per source; None: as many as hold data.validation_samples samples.
 
     Raises:
         UserError: the trained length is odd.
@@ -151,8 +148,7 @@ def why_not(trained: TrainedModel, factor: float) -> str | None:
     """Return why the model cannot read a multiple of its trained length; None if it can.
 
     Args:
-        trained: the run's model.
-        factor: the multiple.
+        factor: Multiple of the trained length.
     """
     if factor <= 1.0:
         return None
@@ -180,6 +176,8 @@ def _losses(
             spans = samples.blocks(np.arange(first, min(first + at_once, len(samples))))
             blocks = cut(spans, length)
             losses = losses_of(trained.model, trained.data, blocks).numpy()
+            # The first token of a document is not predicted from the document before, as in
+            # training.
             counted = np.ones_like(losses) if boundary is None else blocks[:, :-1] != boundary
             sums += losses.reshape(-1, span).sum(0)
             counts += counted.reshape(-1, span).sum(0)
@@ -190,8 +188,8 @@ def cut(spans: np.ndarray, length: int) -> np.ndarray:
     """Cut spans into blocks, of which neighbours share one id, as in training.
 
     Args:
-        spans: ids `[n, k·length + 1]`.
-        length: predictions of a block.
+        spans: Ids `[n, k·length + 1]`.
+        length: Predictions of a block.
 
     Returns:
         `[n·k, length + 1]`.
@@ -204,8 +202,7 @@ def length_report(runs: Sequence[RunLengths], tolerance: float) -> Report:
     """Return the report of all runs.
 
     Args:
-        runs: what was measured.
-        tolerance: relative changes of perplexity up to this count as stable.
+        tolerance: Largest relative change of perplexity that counts as stable.
     """
     groups = by_group(runs)
     return Report(
@@ -232,10 +229,10 @@ def _verdict(group: str, runs: Sequence[RunLengths], tolerance: float) -> Verdic
         parts.append(
             f"at {100 * (factor - 1):+.0f} %: {'not possible, ' + reason if reason else measured}"
         )
-    known = [
+    changes_by_run = [
         [change for factor in OTHERS if (change := run.change(factor)) is not None] for run in runs
     ]
-    held = sum(all(abs(change) <= tolerance for change in changes) for changes in known)
+    held = sum(all(abs(change) <= tolerance for change in changes) for changes in changes_by_run)
     # What cannot be measured cannot hold; what was measured can still have failed.
     answer = None if runs[0].reasons and held else held
     return Verdict(group, len(runs), answer, "; ".join(parts))
@@ -317,7 +314,7 @@ def length_figure(groups: Mapping[str, Sequence[RunLengths]], tolerance: float) 
 
     Args:
         groups: {group: what was measured of its runs}.
-        tolerance: relative changes of perplexity up to this count as stable.
+        tolerance: Largest relative change of perplexity that counts as stable.
     """
     figure, (changes, positions) = new_figure(1, 2, height=3.6)
     _plot_changes(changes, groups, tolerance)
@@ -338,12 +335,12 @@ def _plot_changes(plot: Axes, groups: Mapping[str, Sequence[RunLengths]], tolera
     text = f"criterion ±{100 * tolerance:g} %"
     at = (1, -100 * tolerance)
     remark(plot, text, at, offset=(-2, 3), coordinates=("axes fraction", "data"), ha="right")
-    for place, (group, runs) in enumerate(groups.items()):
-        known = [factor for factor in FACTORS if factor in runs[0].losses]
-        changes = [[100 * (run.change(factor) or 0.0) for run in runs] for factor in known]
-        shift = 0.02 * (place - (len(groups) - 1) / 2)  # so that error bars do not hide one another
+    for index, (group, runs) in enumerate(groups.items()):
+        factors = [factor for factor in FACTORS if factor in runs[0].losses]
+        changes = [[100 * (run.change(factor) or 0.0) for run in runs] for factor in factors]
+        shift = 0.02 * (index - (len(groups) - 1) / 2)  # so that error bars do not hide one another
         plot_seeds(
-            plot, [factor + shift for factor in known], changes, groups=list(groups), group=group
+            plot, [factor + shift for factor in factors], changes, groups=list(groups), group=group
         )
     plot.set_xticks(FACTORS)
 

@@ -38,10 +38,7 @@ class TrainedModel:
     """Finished run with its model and data.
 
     Attributes:
-        run: the finished run.
-        config: its configuration.
-        model: in evaluation mode, in the run's compute dtype.
-        data: its data.
+        model: Model in evaluation mode, in the run's compute dtype.
         validation_loss: nats per prediction, of the loaded model; the run's own up to rounding.
     """
 
@@ -57,9 +54,9 @@ def losses_of(model: GPTModel, data: RunData, blocks: np.ndarray) -> torch.Tenso
     """Return the loss of every prediction in nats, `[samples, length]` float64 on the CPU.
 
     Args:
-        model: the model, in evaluation mode.
-        data: the run's data.
-        blocks: ids `[samples, length + 1]`.
+        model: The model, in evaluation mode.
+        data: The run's data.
+        blocks: Ids `[samples, length + 1]`.
     """
     tokens = torch.from_numpy(blocks).to(next(model.parameters()).device)
     return token_losses(model, tokens, data.boundary).double().cpu()
@@ -69,8 +66,8 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
     """Load the model of a finished run, and open its data.
 
     Args:
-        path: directory of the run.
-        context: process groups of the one process.
+        path: Directory of the run.
+        context: Process groups of the one process.
 
     Raises:
         UserError: the run is not finished; its checkpoint is damaged or not of its config; the
@@ -82,6 +79,7 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
     trained = open_trained_run(path)
     config = trained.config
     files = RunDirectory(path)
+    # Held-out text of other shards may have been trained on.
     if trained.blend.fingerprint != run.data_fingerprint:
         raise UserError(
             f"the shards that {files.config} names are not those the run was trained on (data "

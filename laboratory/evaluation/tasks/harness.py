@@ -47,11 +47,9 @@ class LoadedTask:
     """Task of the harness.
 
     Attributes:
-        name: of the task.
-        version: of the task.
-        shots: worked examples before every item.
-        asked: digest of all requests, and of how answers are scored.
-        task: the harness's own object.
+        shots: Worked examples before every item.
+        asked: Digest of all requests, and of how answers are scored.
+        task: The harness's own object.
     """
 
     name: str
@@ -66,9 +64,9 @@ class Measured:
     """Name in the report with its tasks.
 
     Attributes:
-        name: of the task or group.
-        tasks: the task, or all of the group.
-        group: the harness's own object, of a group with a number of its own.
+        name: Name of the task or group.
+        tasks: The task, or all of the group.
+        group: The harness's own object, for a group with a number of its own.
     """
 
     name: str
@@ -118,10 +116,10 @@ def load_tasks(
     """Load tasks with their data and their requests.
 
     Args:
-        names: of tasks, groups and tags.
-        include_path: directory with task files of the user's own; None: none.
-        shots: worked examples before every item; None: as the task has it.
-        limit: the first items of each task, at most; None: all.
+        names: Names of tasks, groups and tags.
+        include_path: Directory with task files of the user's own; None: none.
+        shots: Worked examples before every item; None: as the task has it.
+        limit: The first items of each task, at most; None: all.
 
     Raises:
         UserError: a name is not known, or its data or the task itself cannot be read.
@@ -139,8 +137,8 @@ def load_tasks(
                 raise UserError(
                     f"--tasks {name} cannot be loaded: {_reason(error)}; {_REMEDY}"
                 ) from error
-            for one in _measured(parts.get("groups", {}).get(name), tasks):
-                loaded.setdefault(one.name, one)
+            for measured in _measured(parts.get("groups", {}).get(name), tasks):
+                loaded.setdefault(measured.name, measured)
     return list(loaded.values())
 
 
@@ -160,9 +158,9 @@ def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManage
                 "(*.yaml)"
             )
         own_files = f" nor in --include-path {include_path}"
-        own = TaskManager(include_path=str(include_path), include_defaults=False)
-        if all(part in own.task_index for part in _parts(own, names)):
-            return own
+        custom_manager = TaskManager(include_path=str(include_path), include_defaults=False)
+        if all(part in custom_manager.task_index for part in _task_names(custom_manager, names)):
+            return custom_manager
     manager = TaskManager(include_path=str(include_path) if include_path else None)
     if unknown := [name for name in names if name not in manager.task_index]:
         near = difflib.get_close_matches(unknown[0], manager.all_tasks, n=3)
@@ -174,28 +172,28 @@ def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManage
     return manager
 
 
-def _parts(manager: TaskManager, names: Iterable[str]) -> Iterator[str]:
-    """Yield the tasks that groups and tags stand for, and names that the manager does not know."""
+def _task_names(manager: TaskManager, names: Iterable[str]) -> Iterator[str]:
+    """Yield the tasks in groups and tags, and names that the manager does not know."""
     for name in names:
         entry = manager.task_index.get(name)
         config = (entry.cfg if entry else None) or {}
         parts = config.get("task") if "group" in config else None
         if entry and entry.cfg is None:  # a tag
-            yield from _parts(manager, sorted(entry.tags))
+            yield from _task_names(manager, sorted(entry.tags))
         elif isinstance(parts, list):
-            named = [
+            part_names = [
                 part.get("task", part.get("group")) if isinstance(part, Mapping) else part
                 for part in parts
             ]
-            yield from _parts(
-                manager, (part for part in named if isinstance(part, str) and part != name)
+            yield from _task_names(
+                manager, (part for part in part_names if isinstance(part, str) and part != name)
             )
         else:
             yield name
 
 
 def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[Measured]:
-    """Yield a group that has a number of its own, or the parts of one that has none."""
+    """Yield a group that has an aggregate score, or its parts if it has none."""
     if group is None:
         yield from (Measured(name, (task,)) for name, task in tasks.items())
     elif group.has_aggregation:
@@ -211,9 +209,9 @@ def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[
 
 def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
     """Prepare a task as the harness does before an evaluation."""
-    given = task.get_config("num_fewshot")
+    task_shots = task.get_config("num_fewshot")
     # A task that says 0 keeps it, as in the harness.
-    if given is None or (shots is not None and given != 0):
+    if task_shots is None or (shots is not None and task_shots != 0):
         task.set_config("num_fewshot", shots or 0)
     if getattr(task, "UNSAFE_CODE", False):
         raise UserError(
@@ -234,7 +232,7 @@ def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
 
 
 def _digest(task: Task, config: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of every request and item, and of the way answers are scored."""
+    """Return the SHA-256 of all requests, items and scoring settings."""
     counts = {
         key: config.get(key)
         for key in ("output_type", "metric_list", "filter_list", "process_results")
@@ -243,6 +241,7 @@ def _digest(task: Task, config: Mapping[str, Any]) -> str:
         _ADDRESS.sub("", json.dumps(counts, default=str, sort_keys=True)).encode()
     )
     for instance in task.instances:
+        # Requests follow from data, prompt and examples alike, whatever of them has changed.
         item = [instance.request_type, instance.args, instance.doc]
         digest.update(json.dumps(item, default=str, sort_keys=True).encode())
     return digest.hexdigest()
@@ -252,10 +251,10 @@ class Harness:
     """Model of transformers in the harness.
 
     Args:
-        directory: of the model.
+        directory: Directory of the model.
         device: cpu or cuda.
-        batch_size: requests at once.
-        trust_code: run code that lies in the directory.
+        batch_size: Requests at once.
+        trust_code: Whether code that lies in the directory may run.
 
     Raises:
         UserError: transformers cannot load it.
@@ -279,8 +278,7 @@ class Harness:
         """Evaluate the model on one task.
 
         Args:
-            loaded: the task.
-            limit: its first items, at most; None: all.
+            limit: Number of the first items, at most; None: all.
 
         Raises:
             UserError: the device's memory does not hold a batch, or the task's own code failed.
@@ -289,6 +287,7 @@ class Harness:
         import torch
         from lm_eval import evaluator
 
+        # Seeded for each task, so that a result does not depend on the tasks before it.
         random.seed(_SEED)
         np.random.seed(_OTHER_SEED)
         torch.manual_seed(_OTHER_SEED)
@@ -317,17 +316,19 @@ class Harness:
         return scores
 
     def _cut(self, task: Task) -> int:
-        """Return how many requests are longer than the model's context, with what it generates."""
+        """Return the number of requests that, with their generation, exceed the model's context."""
         from lm_eval.models.utils import normalize_gen_kwargs
 
         model = self._model
         cut = 0
-        for one in task.instances:
-            if one.request_type == "generate_until":
-                text, settings = one.args
-                made = normalize_gen_kwargs(settings, model.max_gen_toks)["max_gen_toks"]
-                cut += len(model.tok_encode(text)) + made > model.max_length
-        pairs = [one.args for one in task.instances if one.request_type == "loglikelihood"]
+        for request in task.instances:
+            if request.request_type == "generate_until":
+                text, settings = request.args
+                generated = normalize_gen_kwargs(settings, model.max_gen_toks)["max_gen_toks"]
+                cut += len(model.tok_encode(text)) + generated > model.max_length
+        pairs = [
+            request.args for request in task.instances if request.request_type == "loglikelihood"
+        ]
         lengths = (sum(map(len, model._encode_pair(*pair))) for pair in pairs if pair[0])
         return cut + sum(length > model.max_length + 1 for length in lengths)
 

@@ -48,13 +48,11 @@ class TaskReport:
     """Comparison on tasks with its inputs.
 
     Attributes:
-        comparison: what is reported.
-        groups: the models by variant.
-        measured: the tasks.
-        scores: of all models on all tasks.
-        limit: the first items of each task, at most; None: all.
-        versions: of the packages.
-        command: cut where a line may break.
+        groups: Models by variant.
+        scores: Scores of all models on all tasks.
+        limit: The first items of each task, at most; None: all.
+        versions: Versions of the packages.
+        command: Command that made the report, cut where a line may break.
     """
 
     comparison: TaskComparison
@@ -69,11 +67,13 @@ class TaskReport:
         """Return all forms of the report."""
         comparison = self.comparison
         remarks = notes(self)
-        tested, others = (
-            [one for one in comparison.contrasts if one.tested is t] for t in (True, False)
+        tested, untested = (
+            [contrast for contrast in comparison.contrasts if contrast.tested is t]
+            for t in (True, False)
         )
         in_short = [
-            gap_sentence(f"{one.task}: {one.variant}", one.gap, one.metric) for one in tested
+            gap_sentence(f"{contrast.task}: {contrast.variant}", contrast.gap, contrast.metric)
+            for contrast in tested
         ]
         results = _results_table(comparison.results)
         page: list[Block] = [
@@ -91,10 +91,10 @@ class TaskReport:
             summary.append(
                 _gap_table(tested, (PAIRS, GAP, INTERVAL, replace(T_HOLM, title="p, Holm")))
             )
-        if others:
+        if untested:
             page += [
                 "## Gaps by the other metrics (not tested)",
-                _gap_table(others, (PAIRS, GAP, INTERVAL)),
+                _gap_table(untested, (PAIRS, GAP, INTERVAL)),
             ]
         if comparison.item_tests:
             page += ["## Item by item, one model against one", _item_table(comparison.item_tests)]
@@ -107,15 +107,15 @@ class TaskReport:
 def _results_table(results: Sequence[Result]) -> Table:
     rows = [
         (
-            one.task,
-            f"{one.metric} {'↑' if one.higher_is_better else '↓'}",
-            one.variant,
-            str(one.score.n),
-            mean_sd(one.score, DIGITS),
-            number(one.stderr, DIGITS),
-            f"{one.items:,}",
+            result.task,
+            f"{result.metric} {'↑' if result.higher_is_better else '↓'}",
+            result.variant,
+            str(result.score.n),
+            mean_sd(result.score, DIGITS),
+            number(result.stderr, DIGITS),
+            f"{result.items:,}",
         )
-        for one in results
+        for result in results
     ]
     header = ("task", "metric", "variant", "n", "mean ± sd", "standard error", "items")
     return Table(header, rows, text_columns=(0, 1, 2))
@@ -124,22 +124,25 @@ def _results_table(results: Sequence[Result]) -> Table:
 def _gap_table(
     contrasts: Sequence[Contrast], columns: Sequence[GapColumn], claims: bool = False
 ) -> Table:
-    rows = [GapRow((one.task, one.metric, one.variant), one.gap, one.metric) for one in contrasts]
+    rows = [
+        GapRow((contrast.task, contrast.metric, contrast.variant), contrast.gap, contrast.metric)
+        for contrast in contrasts
+    ]
     return gap_table(("task", "metric", "variant"), rows, columns, claims=claims)
 
 
 def _item_table(tests: Sequence[ItemTest]) -> Table:
     rows = [
         (
-            one.task,
-            one.metric,
-            one.model,
-            one.base,
-            *(f"{count:,}" for count in (one.items, one.only_model, one.only_base)),
-            p_value(one.p),
-            p_value(one.p_holm),
+            test.task,
+            test.metric,
+            test.model,
+            test.base,
+            *(f"{count:,}" for count in (test.items, test.only_model, test.only_base)),
+            p_value(test.p),
+            p_value(test.p_holm),
         )
-        for one in tests
+        for test in tests
     ]
     header = (
         "task",
@@ -156,21 +159,23 @@ def _item_table(tests: Sequence[ItemTest]) -> Table:
 
 
 def notes(report: TaskReport) -> list[str]:
-    """Return what a reader must know before any number, one sentence each."""
+    """Return notes on limits, few seeds, cut requests and differences between the models."""
     remarks = []
     if report.limit is not None:
         remarks.append(
             f"Only the first {report.limit} items of each task were used (--limit): this is to "
             "try it out, and no result."
         )
-    few = sorted({one.gap.n if one.gap else 0 for one in report.comparison.contrasts})
+    few = sorted(
+        {contrast.gap.n if contrast.gap else 0 for contrast in report.comparison.contrasts}
+    )
     if few and few[0] < FEWEST_SEEDS:
         sizes = " and ".join(f"n = {n}" for n in few if n < FEWEST_SEEDS)
         remarks.append(
             f"Fewer than {FEWEST_SEEDS} pairs of seeds ({sizes}): no statistical significance is "
             "claimed of variants there."
         )
-    names = [one.name for one in report.measured]
+    names = [measured.name for measured in report.measured]
     cut = {name: max(scores[name].cut for scores in report.scores.values()) for name in names}
     if listed := ", ".join(f"{number(count, 0)} of {name}" for name, count in cut.items() if count):
         remarks.append(
@@ -179,8 +184,8 @@ def notes(report: TaskReport) -> list[str]:
         )
     if differing := _differing_settings(report.groups):
         remarks.append(f"The runs also differ in {', '.join(differing)}.")
-    known = [one.step for group in report.groups.groups for one in group.runs]
-    steps = sorted({"unknown" if step is None else str(step) for step in known})
+    model_steps = [model.step for group in report.groups.groups for model in group.runs]
+    steps = sorted({"unknown" if step is None else str(step) for step in model_steps})
     if len(steps) > 1:
         remarks.append(
             f"The models are of different steps ({', '.join(steps)}): a gap is not of the variant "
@@ -190,8 +195,8 @@ def notes(report: TaskReport) -> list[str]:
 
 
 def _differing_settings(groups: Groups[Pretrained]) -> list[str]:
-    """Return the keys in which the runs' configurations differ, but for what `compare` expects."""
-    files = [RunDirectory(one.path).config for one in groups.runs]
+    """Return the keys in which the runs' configurations differ, without those expected to."""
+    files = [RunDirectory(model.path).config for model in groups.runs]
     configs = [read_yaml(file, str(file)).values for file in files if file.is_file()]
     settings = [
         {
@@ -203,7 +208,9 @@ def _differing_settings(groups: Groups[Pretrained]) -> list[str]:
     ]
     keys = {key for values in settings for key in values if key not in EXPECTED_TO_DIFFER}
     return [
-        key for key in sorted(keys) if len({setting_text(one.get(key)) for one in settings}) > 1
+        key
+        for key in sorted(keys)
+        if len({setting_text(values.get(key)) for values in settings}) > 1
     ]
 
 
@@ -211,19 +218,19 @@ def _inputs(report: TaskReport) -> list[Block]:
     """Return the tables of the tasks and of the models."""
     tasks = [
         (
-            one.name,
-            part.name if one.group else NOTHING,
+            measured.name,
+            part.name if measured.group else NOTHING,
             part.version,
             str(part.shots),
             part.asked[:12],
         )
-        for one in report.measured
-        for part in one.tasks
+        for measured in report.measured
+        for part in measured.tasks
     ]
     models = [
-        (group.name, one.name, number(one.seed, 0), number(one.step, 0), str(one.path))
+        (group.name, model.name, number(model.seed, 0), number(model.step, 0), str(model.path))
         for group in report.groups.groups
-        for one in group.runs
+        for model in group.runs
     ]
     return [
         Table(("task", "part", "version", "shots", "requests, SHA-256"), tasks, (0, 1, 4)),
@@ -232,7 +239,9 @@ def _inputs(report: TaskReport) -> list[Block]:
 
 
 def _definitions(report: TaskReport) -> list[str]:
-    tests = sum(one.tested and one.gap is not None for one in report.comparison.contrasts)
+    tests = sum(
+        contrast.tested and contrast.gap is not None for contrast in report.comparison.contrasts
+    )
     return [
         "Scores are lm-evaluation-harness's own; ↑ means that higher is better, ↓ that lower is. "
         "A group of tasks has the number that the harness makes of its parts.",
@@ -255,23 +264,23 @@ def _content(report: TaskReport, remarks: Sequence[str]) -> dict[str, Any]:
     models = [
         {
             "variant": group.name,
-            "name": one.name,
-            "seed": one.seed,
-            "step": one.step,
-            "path": str(one.path),
+            "name": model.name,
+            "seed": model.seed,
+            "step": model.step,
+            "path": str(model.path),
             "tasks": {
-                name: _without_items(scores) for name, scores in report.scores[one.path].items()
+                name: _without_items(scores) for name, scores in report.scores[model.path].items()
             },
         }
         for group in report.groups.groups
-        for one in group.runs
+        for model in group.runs
     ]
     tasks = {
-        one.name: [
+        measured.name: [
             {"task": part.name, "version": part.version, "shots": part.shots, "asked": part.asked}
-            for part in one.tasks
+            for part in measured.tasks
         ]
-        for one in report.measured
+        for measured in report.measured
     }
     return {
         "experiment": "tasks",
@@ -282,8 +291,8 @@ def _content(report: TaskReport, remarks: Sequence[str]) -> dict[str, Any]:
         "models": models,
         **asdict(report.comparison),
         "contrasts": [
-            asdict(one) | {"gap": one.gap and gap_content(one.gap)}
-            for one in report.comparison.contrasts
+            asdict(contrast) | {"gap": contrast.gap and gap_content(contrast.gap)}
+            for contrast in report.comparison.contrasts
         ],
     }
 

@@ -42,11 +42,11 @@ class Settings:
     """Settings of an evaluation.
 
     Attributes:
-        batch_size: requests at once.
+        batch_size: Requests at once.
         device: cpu or cuda.
-        limit: the first items of each task, at most; None: all.
-        harness: version of the harness.
-        results: directory for results, which are kept.
+        limit: The first items of each task, at most; None: all.
+        harness: Version of the harness.
+        results: Directory for results, which are kept.
     """
 
     batch_size: int
@@ -62,9 +62,7 @@ def measure(
     """Evaluate all models on all tasks and groups.
 
     Args:
-        models: the models.
-        measured: the tasks and groups.
-        settings: of the evaluation.
+        measured: Tasks and groups.
 
     Returns:
         {path of a model: {name: scores}}.
@@ -73,30 +71,31 @@ def measure(
         UserError: a run cannot be exported, a model cannot be loaded, or a task fails on it.
         DataError: as `export_run`.
     """
-    tasks = list({task.name: task for one in measured for task in one.tasks}.values())
+    tasks = list({task.name: task for entry in measured for task in entry.tasks}.values())
     scores: dict[Path, dict[str, TaskScores]] = {}
     with WorkDisplay(len(models) * len(tasks)) as work:
         for model in models:
             parts = _measure_one(model, tasks, settings, work)
-            scores[model.path] = {one.name: _whole(one, parts) for one in measured}
+            scores[model.path] = {entry.name: _whole(entry, parts) for entry in measured}
     return scores
 
 
-def _whole(one: Measured, parts: Mapping[str, TaskScores]) -> TaskScores:
-    if one.group is None:
-        return parts[one.tasks[0].name]
-    return group_scores(one.group, {task.name: parts[task.name] for task in one.tasks})
+def _whole(entry: Measured, parts: Mapping[str, TaskScores]) -> TaskScores:
+    if entry.group is None:
+        return parts[entry.tasks[0].name]
+    return group_scores(entry.group, {task.name: parts[task.name] for task in entry.tasks})
 
 
 def _measure_one(
     model: Pretrained, tasks: Sequence[LoadedTask], settings: Settings, work: WorkDisplay
 ) -> dict[str, TaskScores]:
-    place = settings.results / f"{Path(model.name).name}-{model.digest[:12]}"
-    cache = ResultCache(place, _RESULT)
+    directory = settings.results / f"{Path(model.name).name}-{model.digest[:12]}"
+    cache = ResultCache(directory, _RESULT)
     harness: Harness | None = None
 
     def make(task: LoadedTask) -> dict[str, Any]:
         nonlocal harness
+        # Loading a model takes long, and is not needed where all results are on disk.
         if harness is None:
             harness = Harness(model.directory, settings.device, settings.batch_size, model.trusted)
         started = time.monotonic()
@@ -119,11 +118,12 @@ def _measure_one(
 
 
 def _scores(content: Mapping[str, Any]) -> TaskScores:
-    """Return the scores of a file, whose numbers that are not finite are null."""
+    """Return the scores in a file, with null read as NaN."""
     scores = {}
     for metric, score in content["scores"].items():
         value, *items = (
-            math.nan if one is None else float(one) for one in (score["value"], *score["items"])
+            math.nan if number is None else float(number)
+            for number in (score["value"], *score["items"])
         )
         scores[metric] = Score(value, score["stderr"], score["higher_is_better"], tuple(items))
     return TaskScores(scores, content["items"], content["cut"])

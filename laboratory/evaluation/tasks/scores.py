@@ -16,10 +16,10 @@ class Score:
     """Score on a task by one metric.
 
     Attributes:
-        value: the score.
-        stderr: the harness's own standard error over items; None where there is none.
+        value: The score.
+        stderr: The harness's own standard error over items; None where there is none.
         higher_is_better: False for a perplexity.
-        items: the metric of every item in order, if all are numbers; of a group, task by task.
+        items: The metric of every item in order, if all are numbers; of a group, task by task.
     """
 
     value: float
@@ -34,8 +34,8 @@ class TaskScores:
 
     Attributes:
         scores: {metric: its score}; a metric has its filter's name too where that is not `none`.
-        items: number of items.
-        cut: number of requests longer than the model's context, of which it saw the last part only.
+        items: Number of items.
+        cut: Number of requests longer than the model's context, of which it saw the last part only.
     """
 
     scores: Mapping[str, Score]
@@ -47,9 +47,8 @@ def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
     """Return the scores of one task.
 
     Args:
-        results: of the harness's `evaluate`, `samples` included.
-        name: of the task.
-        cut: number of requests longer than the model's context.
+        results: Results of the harness's `evaluate`, `samples` included.
+        cut: Number of requests longer than the model's context.
     """
     result = results["results"][name]
     better = results["higher_is_better"].get(name) or {}
@@ -60,7 +59,7 @@ def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
         ]
         # What is aggregated from pairs, such as F1, has no numbers of items.
         own_items = tuple(map(float, items)) if all(map(_is_number, items)) else ()
-        scores[_named(metric, which)] = Score(
+        scores[_full_name(metric, which)] = Score(
             value, error, better.get(metric) is not False, own_items
         )
     return TaskScores(scores, int(result["sample_len"]), cut)
@@ -70,7 +69,7 @@ def group_scores(group: Group, parts: Mapping[str, TaskScores]) -> TaskScores:
     """Return the harness's numbers of a group from those of its tasks.
 
     Args:
-        group: the harness's own object.
+        group: The harness's own object.
         parts: {name: scores} of its tasks.
     """
     flat: dict[str, dict[str, Any]] = {}
@@ -86,11 +85,13 @@ def group_scores(group: Group, parts: Mapping[str, TaskScores]) -> TaskScores:
     first = next(iter(parts.values())).scores
     scores = {}
     for metric, which, value, error in _metrics(whole):
-        named = _named(metric, which)
-        if named in first:
-            measured = [part.scores[named] for part in parts.values() if named in part.scores]
+        full_name = _full_name(metric, which)
+        if full_name in first:
+            measured = [
+                part.scores[full_name] for part in parts.values() if full_name in part.scores
+            ]
             items = tuple(item for score in measured for item in score.items)
-            scores[named] = Score(value, error, first[named].higher_is_better, items)
+            scores[full_name] = Score(value, error, first[full_name].higher_is_better, items)
     return TaskScores(scores, int(whole["sample_len"]), sum(part.cut for part in parts.values()))
 
 
@@ -100,11 +101,11 @@ def _metrics(result: Mapping[str, Any]) -> Iterator[tuple[str, str, float, float
         metric, comma, which = key.partition(",")
         if comma and not metric.endswith("_stderr") and _is_number(value):
             error: Any = result.get(f"{metric}_stderr,{which}")
-            known = error is not None and not isinstance(error, str) and math.isfinite(error)
-            yield metric, which, float(value), float(error) if known else None
+            finite = error is not None and not isinstance(error, str) and math.isfinite(error)
+            yield metric, which, float(value), float(error) if finite else None
 
 
-def _named(metric: str, which: str) -> str:
+def _full_name(metric: str, which: str) -> str:
     return metric if which == "none" else f"{metric},{which}"
 
 

@@ -36,13 +36,13 @@ class Result:
     """Score of one variant by one metric.
 
     Attributes:
-        task: name of the task or group.
-        metric: name of the metric.
-        variant: name of the variant.
+        task: Name of the task or group.
+        metric: Name of the metric.
+        variant: Name of the variant.
         higher_is_better: False for a perplexity.
-        score: mean and deviation over the runs.
-        stderr: mean over the runs of the harness's own; None where there is none.
-        items: number of items.
+        score: Mean and deviation over the runs.
+        stderr: Mean over the runs of the harness's own; None where there is none.
+        items: Number of items.
     """
 
     task: str
@@ -59,11 +59,11 @@ class Contrast:
     """Gap of a variant to its baseline by one metric.
 
     Attributes:
-        task: name of the task or group.
-        metric: name of the metric.
-        variant: name of the variant.
+        task: Name of the task or group.
+        metric: Name of the metric.
+        variant: Name of the variant.
         higher_is_better: False for a perplexity.
-        tested: the metric is the one of the task that is tested; others have no p values.
+        tested: The metric is the one of the task that is tested; others have no p values.
         gap: None without a seed in common.
     """
 
@@ -80,16 +80,16 @@ class ItemTest:
     """McNemar's exact test between a model and one of the baseline.
 
     Attributes:
-        task: name of the task or group.
-        metric: name of the metric.
-        variant: of the model.
-        model: its name.
-        base: name of the baseline's model.
-        items: number of items.
-        only_model: items that only the model has right.
-        only_base: items that only the baseline's has right.
-        p: two-sided p value.
-        p_holm: adjusted over all tests of this kind.
+        task: Name of the task or group.
+        metric: Name of the metric.
+        variant: Variant of the model.
+        model: Name of the model.
+        base: Name of the baseline's model.
+        items: Number of items.
+        only_model: Items that only the model has right.
+        only_base: Items that only the baseline's has right.
+        p: Two-sided p value.
+        p_holm: Adjusted over all tests of this kind.
     """
 
     task: str
@@ -109,9 +109,9 @@ class TaskComparison:
     """Comparison of all groups, task by task, the baseline first.
 
     Attributes:
-        baseline: name of the baseline.
-        results: scores of all variants by all metrics.
-        contrasts: their gaps to the baselines.
+        baseline: Name of the baseline.
+        results: Scores of all variants by all metrics.
+        contrasts: Gaps to the baselines.
         item_tests: McNemar's tests.
     """
 
@@ -127,7 +127,7 @@ def compare_tasks(groups: Groups[Pretrained], scores: Scores) -> TaskComparison:
     Holm's correction is over all tested contrasts, and over all item tests.
 
     Args:
-        groups: the models by variant.
+        groups: The models by variant.
         scores: {path of a model: {name of a task: scores}}.
     """
     results: list[Result] = []
@@ -141,8 +141,10 @@ def compare_tasks(groups: Groups[Pretrained], scores: Scores) -> TaskComparison:
                 base = groups.baseline_of(group)
                 if base.name == group.name:
                     continue
-                values, others = (_values(one, scores, task, metric) for one in (group, base))
-                gap = paired_gap(base.name, values, others, SCORES)
+                values, base_values = (
+                    _values(side, scores, task, metric) for side in (group, base)
+                )
+                gap = paired_gap(base.name, values, base_values, SCORES)
                 better = score.higher_is_better
                 contrasts.append(
                     Contrast(
@@ -156,12 +158,15 @@ def compare_tasks(groups: Groups[Pretrained], scores: Scores) -> TaskComparison:
                 )
                 if metric == main:
                     item_tests += _item_tests(group, base, scores, task=task, metric=metric)
-    tested = iter(adjust([one.gap for one in contrasts if one.tested]))
+    tested = iter(adjust([contrast.gap for contrast in contrasts if contrast.tested]))
     untested = partial(replace, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None)
-    gaps = [next(tested) if one.tested else one.gap and untested(one.gap) for one in contrasts]
-    contrasts = [replace(one, gap=gap) for one, gap in zip(contrasts, gaps, strict=True)]
-    adjusted = zip(item_tests, holm([one.p for one in item_tests]), strict=True)
-    item_tests = [replace(one, p_holm=p) for one, p in adjusted]
+    gaps = [
+        next(tested) if contrast.tested else contrast.gap and untested(contrast.gap)
+        for contrast in contrasts
+    ]
+    contrasts = [replace(contrast, gap=gap) for contrast, gap in zip(contrasts, gaps, strict=True)]
+    adjusted = zip(item_tests, holm([test.p for test in item_tests]), strict=True)
+    item_tests = [replace(test, p_holm=p) for test, p in adjusted]
     return TaskComparison(groups.baseline, tuple(results), tuple(contrasts), tuple(item_tests))
 
 
@@ -179,26 +184,26 @@ def right_or_wrong(items: Sequence[float]) -> bool:
 
 
 def _values(group: Group[Pretrained], scores: Scores, task: str, metric: str) -> dict[int, float]:
-    """Return {seed: score}, without those that are not finite; -1 is a seed that is not known."""
+    """Return {seed: finite score}; an unknown seed counts as -1."""
     values = {
-        -1 if one.seed is None else one.seed: scores[one.path][task].scores[metric].value
-        for one in group.runs
+        -1 if model.seed is None else model.seed: scores[model.path][task].scores[metric].value
+        for model in group.runs
     }
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
 def _result(group: Group[Pretrained], scores: Scores, task: str, metric: str) -> Result:
-    whole = [scores[one.path][task] for one in group.runs]
-    own = [one.scores[metric] for one in whole]
-    errors = spread_of_all([one.stderr for one in own])
-    score = spread([one.value for one in own])
+    whole = [scores[model.path][task] for model in group.runs]
+    metric_scores = [task_scores.scores[metric] for task_scores in whole]
+    errors = spread_of_all([metric_score.stderr for metric_score in metric_scores])
+    score = spread([metric_score.value for metric_score in metric_scores])
     assert score is not None  # a group has a run
     error = errors.mean if errors else None
     return Result(
         task=task,
         metric=metric,
         variant=group.name,
-        higher_is_better=own[0].higher_is_better,
+        higher_is_better=metric_scores[0].higher_is_better,
         score=score,
         stderr=error,
         items=whole[0].items,
@@ -208,14 +213,14 @@ def _result(group: Group[Pretrained], scores: Scores, task: str, metric: str) ->
 def _item_tests(
     group: Group[Pretrained], base: Group[Pretrained], scores: Scores, task: str, metric: str
 ) -> list[ItemTest]:
-    """Test the pairs of models of equal seed; of two groups of one model each, these two."""
-    by_seed = {one.seed: one for one in base.runs}
-    pairs = [(one, by_seed[one.seed]) for one in group.runs if one.seed in by_seed]
+    """Test pairs of models of equal seed, or the only two models whatever their seeds."""
+    by_seed = {model.seed: model for model in base.runs}
+    pairs = [(model, by_seed[model.seed]) for model in group.runs if model.seed in by_seed]
     if not pairs and len(group.runs) == len(base.runs) == 1:
         pairs = [(group.runs[0], base.runs[0])]
     tests = []
     for model, other in pairs:
-        ours, theirs = (scores[one.path][task].scores[metric].items for one in (model, other))
+        ours, theirs = (scores[side.path][task].scores[metric].items for side in (model, other))
         if right_or_wrong(ours) and right_or_wrong(theirs):
             only_ours, only_theirs, p = mcnemar(ours, theirs)
             tests.append(
@@ -239,7 +244,7 @@ def mcnemar(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int, f
 
     Args:
         ours: 1.0 for every item that the one has right, else 0.0.
-        theirs: the same of the other.
+        theirs: The same of the other.
 
     Returns:
         How many items only the one, and only the other has right, and the two-sided p value.
@@ -250,6 +255,7 @@ def mcnemar(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int, f
     pairs = list(zip(ours, theirs, strict=True))
     only_ours = pairs.count((1.0, 0.0))
     only_theirs = pairs.count((0.0, 1.0))
+    # Twice the tail at equal counts is above 1, as both tails hold the middle.
     if only_ours == only_theirs:
         return only_ours, only_theirs, 1.0
     p = 2 * stats.binom.cdf(min(only_ours, only_theirs), only_ours + only_theirs, 0.5)

@@ -5,66 +5,22 @@ Run one attention layer in float64 beside plain autograd, and count what it does
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Any
 
 import torch
-from megatron.core.models.gpt import GPTModel
 
 from megatron_patches.bank.orthonormal import BankRecipe
-from megatron_patches.bank.shards import layer_shard
+from megatron_patches.bank.shards import digest, layer_shard
 from megatron_patches.engine.random_streams import normal_rows
-from megatron_patches.recipe.recipes import bank_recipe
-from megatron_patches.recipe.variants import policy_for
 from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,
     initialize_distributed,
     shutdown_distributed,
 )
-from tests.distributed.one_layer import (
-    BATCH,
-    HEAD_DIM,
-    HEADS,
-    HIDDEN,
-    OperationLog,
-    full_weights,
-    one_layer_model,
-    worst_difference,
-)
-
-SEQ, SEED = 10, 5
-
-
-def build(
-    context: ParallelContext,
-    variant: str,
-    groups: int,
-    sequence_parallel: bool,
-    dtype: torch.dtype = torch.float64,
-) -> tuple[GPTModel, BankRecipe | None]:
-    """A one-layer model without dropout, and how its frozen rows are made."""
-    policy = policy_for(variant)
-    recipe = bank_recipe(
-        policy,
-        seed=SEED,
-        hidden_size=HIDDEN,
-        head_dim=HEAD_DIM,
-        num_attention_heads=HEADS,
-        num_query_groups=groups,
-    )
-    model = one_layer_model(
-        context,
-        policy,
-        recipe,
-        seed=SEED,
-        groups=groups,
-        length=SEQ,
-        sequence_parallel=sequence_parallel,
-        dtype=dtype,
-    )
-    return model, recipe
+from tests.distributed.one_layer import full_weights, run_layer, worst_difference
+from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, SEED, SEQ, bank_of, build
 
 
 def attention_cases(payload: dict[str, Any]) -> list[dict[str, Any]]:
@@ -82,22 +38,17 @@ def attention_cases(payload: dict[str, Any]) -> list[dict[str, Any]]:
 def _attention_case(
     context: ParallelContext, variant: str, groups: int, sequence_parallel: bool
 ) -> dict[str, Any]:
-    model, recipe = build(context, variant, groups, sequence_parallel)
+    model = build(
+        variant,
+        groups,
+        torch.float64,
+        layers=1,
+        tensor_parallel_size=context.world_size,
+        sequence_parallel=sequence_parallel,
+    )
     attention = model.decoder.layers[0].self_attention
-    generator = torch.Generator().manual_seed(0)
-    full = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
-    full_grad = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
-    rows = _sequence_slice(context) if sequence_parallel else slice(None)
-    hidden = full[rows].clone().requires_grad_()
-
-    forward = OperationLog()
-    backward = OperationLog()
-    with forward:
-        output, _ = attention(hidden, attention_mask=None)
-    with backward:
-        output.backward(full_grad[rows])
-
-    reference = _reference(full, full_grad, recipe, groups)
+    layer = run_layer(model, context, SEQ, sequence_parallel)
+    reference = _reference(layer.full, layer.full_grad, bank_of(variant, groups), groups)
     heads = slice(
         *(torch.tensor([context.rank, context.rank + 1]) * groups * HEAD_DIM // context.world_size)
     )
@@ -106,16 +57,9 @@ def _attention_case(
         if hasattr(attention.linear_qkv, "value_weight")
         else _value_rows(attention.linear_qkv.weight.grad, groups // context.world_size)
     )
-    return {
-        "output": worst_difference(output, reference["output"][rows]),
-        "input_grad": worst_difference(hidden.grad, reference["input_grad"][rows]),
-        "value_grad": worst_difference(value_grad, reference["value_grad"][heads]),
-        "collectives_forward": dict(forward.collectives),
-        "collectives_backward": dict(backward.collectives),
-        "gemm_shapes_backward": backward.gemm_shapes,
-        "trainable": sorted(name for name, p in attention.named_parameters() if p.requires_grad),
-        "saved": sorted(name for name in attention.state_dict() if "_extra_state" not in name),
-    }
+    errors = layer.errors(reference)
+    errors["value"] = worst_difference(value_grad, reference["value"][heads])
+    return {"errors": errors, **layer.report}
 
 
 def _reference(
@@ -165,7 +109,7 @@ def _reference(
     context_layer = torch.einsum("bhst,tbhd->sbhd", probabilities, value).flatten(2)
     output = context_layer @ proj.t()
     output.backward(output_grad)
-    return {"output": output, "input_grad": x.grad, "value_grad": value_weight.grad}
+    return {"output": output, "input": x.grad, "value": value_weight.grad}
 
 
 def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
@@ -174,12 +118,9 @@ def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
     context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
     answer = {}
     for variant in payload["variants"]:
-        model, _ = build(
-            context, variant, groups=payload["groups"], sequence_parallel=False, dtype=torch.float32
-        )
+        model = build(variant, payload["groups"], layers=1, tensor_parallel_size=context.world_size)
         answer[variant] = {
-            name: _digest(weight)
-            for name, weight in full_weights(model, context, payload["groups"])
+            name: digest(weight) for name, weight in full_weights(model, context, payload["groups"])
         }
     shutdown_distributed(context)
     return answer
@@ -187,12 +128,3 @@ def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 def _value_rows(fused: torch.Tensor, groups: int) -> torch.Tensor:
     return fused.view(groups, -1, HEAD_DIM, HIDDEN)[:, -1].reshape(-1, HIDDEN)
-
-
-def _sequence_slice(context: ParallelContext) -> slice:
-    length = SEQ // context.world_size
-    return slice(context.rank * length, (context.rank + 1) * length)
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()

@@ -121,7 +121,7 @@ def _spoilt(run: Path, out: Path, context: ParallelContext) -> dict[str, Any]:
 
 def _another_bank(run: Path) -> None:
     text = (run / "config.yaml").read_text()
-    seed = "  seed: 1234\n  init:"  # of the attention section
+    seed = "  seed: 1234\n  gaussian_std:"  # of the attention section
     assert seed in text
     (run / "config.yaml").write_text(text.replace(seed, seed.replace("1234", "1235")))
 

@@ -19,23 +19,18 @@ from tests.tiny import with_sections
 TAGS = ("loss/train", "loss/orthogonal_penalty", "optim/grad_norm", "loss/valid")
 
 
-def curves(payload: dict[str, Any]) -> list[dict[str, list[float]]]:
-    """{tag: values} of each config's metrics.jsonl."""
-    found = []
-    for overrides in payload["runs"]:
-        config = load_config("demo", overrides)
-        train(config, StopSignals())
-        records = list(read_metrics(config.run_path / "metrics.jsonl"))
-        found.append({tag: [record[tag] for record in records if tag in record] for tag in TAGS})
-    return found
-
-
 def curves_and_reference(payload: dict[str, Any]) -> dict[str, Any]:
-    """On one rank: `curves`, and the same training without DeepSpeed and without our Function."""
+    """{tag: values} of each config, and one more training without DeepSpeed and our Function."""
     return {
-        "curves": curves(payload),
+        "curves": [_curves(load_config("demo", overrides)) for overrides in payload["runs"]],
         "reference": _reference(load_config("demo", payload["reference"])),
     }
+
+
+def _curves(config: Config) -> dict[str, list[float]]:
+    train(config, StopSignals())
+    records = list(read_metrics(config.run_path / "metrics.jsonl"))
+    return {tag: [record[tag] for record in records if tag in record] for tag in TAGS}
 
 
 def _reference(config: Config) -> dict[str, list[float]]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
-from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.ranks.signals import StopSignals
@@ -41,24 +38,3 @@ def copy_up_to(source: Path, target: Path, step: int) -> None:
                 shutil.rmtree(checkpoint)
         (target / "checkpoints/latest").write_text(f"step_{step:08d}\n")
     dist.barrier()
-
-
-def resumed_runs(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train each configuration, and again from its checkpoint of a step."""
-    answers = []
-    for overrides in payload["runs"]:
-        config = load_config("demo", overrides)
-        train(config, StopSignals())
-        again = train_again(overrides, payload["after"])
-        last = again.run_path / f"checkpoints/step_{config.total_steps:08d}"
-        counted = count_parameters(config.shape, config.policy)
-        answers.append(
-            {
-                "counted": {"trainable": counted.trainable, "frozen": counted.frozen},
-                "run": str(config.run_path),
-                "again": str(again.run_path),
-                "audit": json.loads((again.run_path / "audit.json").read_text()),
-                "identity": json.loads((last / "checkpoint.json").read_text()),
-            }
-        )
-    return answers

@@ -18,7 +18,6 @@ from megatron_patches.engine.freeze import frozen_layers
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.counting import executed_flops_per_token
 from megatron_patches.recipe.parts import ModelShape
-from megatron_patches.recipe.recipes import score_recipe
 from megatron_patches.recipe.variants import policy_for
 from pretrain.model.build import token_losses
 from pretrain.ranks.groups import (
@@ -28,48 +27,26 @@ from pretrain.ranks.groups import (
     set_seeds,
     shutdown_distributed,
 )
-from tests.distributed.one_layer import (
-    BATCH,
-    HEAD_DIM,
-    HEADS,
-    HIDDEN,
-    VOCABULARY,
-    OperationLog,
-    full_weights,
-    one_layer_model,
-    worst_difference,
-)
+from tests.distributed.one_layer import BATCH, full_weights, run_layer, worst_difference
 from tests.distributed.synthesizer_reference import LENGTH, SEED, rank_of, reference
+from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, VOCAB, build
 
 
-def build(
-    context: ParallelContext,
-    variant: str,
-    groups: int = HEADS,
-    *,
-    trainable: bool = True,
-    sequence_parallel: bool = False,
-    dropout: float = 0.0,
-    dtype: torch.dtype = torch.float64,
+def synthesizer(
+    context: ParallelContext, variant: str, groups: int = HEADS, **settings: Any
 ) -> GPTModel:
-    """A one-layer model, initialised by the product."""
-    axes = (
-        {}
-        if variant == "vanilla"
-        else {"trainable": trainable, "synthesizer_rank": rank_of(variant)}
-    )
-    policy = policy_for(variant, axes)
-    recipe = score_recipe(policy, seed=SEED, num_attention_heads=HEADS, sequence_length=LENGTH)
-    return one_layer_model(
-        context,
-        policy,
-        recipe,
-        seed=SEED,
-        groups=groups,
+    """A one-layer model in float64, initialised by the product."""
+    axes = {"dtype": torch.float64, **settings}
+    if variant != "vanilla":
+        axes["synthesizer_rank"] = rank_of(variant)
+    return build(
+        variant,
+        groups,
+        layers=1,
         length=LENGTH,
-        sequence_parallel=sequence_parallel,
-        dropout=dropout,
-        dtype=dtype,
+        seed=SEED,
+        tensor_parallel_size=context.world_size,
+        **axes,
     )
 
 
@@ -80,9 +57,9 @@ def everything(payload: dict[str, Any]) -> dict[str, Any]:
     answer = {
         "cases": [_case(context, **case) for case in payload["cases"]],
         "weights": {
-            "vanilla": _weights(context, "vanilla", trainable=True),
+            "vanilla": _weights(context, "vanilla"),
             **{
-                f"{variant} trainable={trainable}": _weights(context, variant, trainable)
+                f"{variant} trainable={trainable}": _weights(context, variant, trainable=trainable)
                 for variant in payload["variants"]
                 for trainable in (True, False)
             },
@@ -91,7 +68,11 @@ def everything(payload: dict[str, Any]) -> dict[str, Any]:
             f"sequence_parallel={parallel}": _dropout(context, parallel)
             for parallel in ((False, True) if context.world_size > 1 else (False,))
         },
-        "limits": {variant: _limits(context, variant) for variant in payload["variants"]},
+        "limits": {
+            variant: _limits(context, variant)
+            for variant in payload["variants"]
+            if context.world_size == 1
+        },
         "flops": {
             f"{variant} trainable={trainable}": _flops(context, variant, trainable)
             for variant in payload["variants"]
@@ -110,38 +91,19 @@ def _case(
     length: int,
     masked: bool,
     trainable: bool,
-    sequence_parallel: bool,
 ) -> dict[str, Any]:
-    model = build(
+    sequence_parallel = context.world_size > 1
+    model = synthesizer(
         context, variant, groups, trainable=trainable, sequence_parallel=sequence_parallel
     )
     attention = model.decoder.layers[0].self_attention
-    generator = torch.Generator().manual_seed(0)
-    full = torch.randn(length, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
-    full_grad = torch.randn(length, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
     mask = _documents(length) if masked else None
-    share = length // context.world_size
-    rows = (
-        slice(context.rank * share, (context.rank + 1) * share)
-        if sequence_parallel
-        else slice(None)
-    )
-    hidden = full[rows].clone().requires_grad_()
-
-    forward = OperationLog()
-    backward = OperationLog()
-    with forward:
-        output, _ = attention(hidden, attention_mask=mask)
-    with backward:
-        output.backward(full_grad[rows])
-
-    expected = reference(full, full_grad, variant, groups=groups, mask=mask)
+    layer = run_layer(model, context, length, sequence_parallel=sequence_parallel, mask=mask)
+    expected = reference(layer.full, layer.full_grad, variant, groups=groups, mask=mask)
     core = attention.core_attention
-    errors = {
-        "output": worst_difference(output, expected["output"][rows]),
-        "input": worst_difference(hidden.grad, expected["input"][rows]),
-        "value": worst_difference(attention.linear_v.weight.grad, _own(expected["value"], context)),
-    }
+    errors = layer.errors(expected)
+    value_grad = attention.linear_v.weight.grad
+    errors["value"] = worst_difference(value_grad, _own(expected["value"], context))
     if trainable:
         for name in core.recipe.matrices:
             gradient = getattr(core, name).grad
@@ -150,18 +112,14 @@ def _case(
     return {
         "errors": errors,
         "seen_future": float((core.probabilities(length, mask) * future).abs().max()),
-        "collectives_forward": dict(forward.collectives),
-        "collectives_backward": dict(backward.collectives),
-        "gemm_shapes_forward": forward.gemm_shapes,
-        "trainable": sorted(name for name, p in attention.named_parameters() if p.requires_grad),
-        "saved": sorted(name for name in attention.state_dict() if "_extra_state" not in name),
+        **layer.report,
         "logit_sd": float(core.logits(LENGTH).std()),
     }
 
 
-def _weights(context: ParallelContext, variant: str, trainable: bool) -> dict[str, str]:
+def _weights(context: ParallelContext, variant: str, **axes: bool) -> dict[str, str]:
     """{weight: SHA-256 of the full float32 weight}, frozen score matrices by head."""
-    model = build(context, variant, trainable=trainable, dtype=torch.float32)
+    model = synthesizer(context, variant, dtype=torch.float32, **axes)
     digests = {name: digest(weight) for name, weight in full_weights(model, context, HEADS)}
     own = {}
     for _, layer in frozen_layers(model):
@@ -180,7 +138,9 @@ def _dropout(context: ParallelContext, sequence_parallel: bool) -> dict[str, Any
 
     Here each sample and head loses its own probabilities.
     """
-    model = build(context, "synthesizer_random", sequence_parallel=sequence_parallel, dropout=0.5)
+    model = synthesizer(
+        context, "synthesizer_random", sequence_parallel=sequence_parallel, dropout=0.5
+    )
     core = model.decoder.layers[0].self_attention.core_attention
     value = torch.ones(LENGTH, BATCH, HEADS // context.world_size, HEAD_DIM, dtype=torch.float64)
 
@@ -216,7 +176,7 @@ def _limits(context: ParallelContext, variant: str) -> dict[str, Any]:
 
     An input longer than the matrices is refused.
     """
-    attention = build(context, variant).decoder.layers[0].self_attention
+    attention = synthesizer(context, variant).decoder.layers[0].self_attention
     x = torch.randn(
         LENGTH + 1, 1, HIDDEN, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     )
@@ -241,7 +201,9 @@ def _limits(context: ParallelContext, variant: str) -> dict[str, Any]:
 def _flops(context: ParallelContext, variant: str, trainable: bool) -> dict[str, float]:
     """FLOPs of forward and backward by torch's count, and by the formula for the full matrix."""
     with FlopCounterMode(display=False) as counter:
-        token_losses(build(context, variant, 2, trainable=trainable), _tokens()).mean().backward()
+        token_losses(
+            synthesizer(context, variant, 2, trainable=trainable), _tokens()
+        ).mean().backward()
     shape = ModelShape(
         num_layers=1,
         hidden_size=HIDDEN,
@@ -249,7 +211,7 @@ def _flops(context: ParallelContext, variant: str, trainable: bool) -> dict[str,
         num_query_groups=2,
         head_dim=HEAD_DIM,
         ffn_hidden_size=4 * HIDDEN,
-        vocab_size=VOCABULARY,
+        vocab_size=VOCAB,
         sequence_length=LENGTH,
         learned_positions=True,
         tied_embeddings=True,
@@ -262,7 +224,7 @@ def _flops(context: ParallelContext, variant: str, trainable: bool) -> dict[str,
 def _tokens() -> torch.Tensor:
     """`[batch, length + 1]`, the same on every machine."""
     stream = np.random.Generator(np.random.Philox(3))
-    return torch.from_numpy(stream.integers(VOCABULARY, size=(BATCH, LENGTH + 1)))
+    return torch.from_numpy(stream.integers(VOCAB, size=(BATCH, LENGTH + 1)))
 
 
 def _documents(length: int) -> torch.Tensor:

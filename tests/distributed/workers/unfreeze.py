@@ -1,6 +1,6 @@
 """Rank functions of test_unfreeze.py.
 
-Train through changes of phase, look inside, resume, and compare.
+Train through changes of phase, look inside, and compare.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ from pretrain.checkpoint.identity import bank_digests
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
-from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train, train_step
 from pretrain.training.open_run import Run, open_run
 from pretrain.training.state_transfer import SliceState, TrainingState
-from tests.command_line import checkpoint_tensors, deterministic_metrics, equal
+from tests.command_line import equal
 from tests.distributed.plain_training import plain_optimizer, plain_step
-from tests.distributed.workers.resuming import train_again
 
-TAGS = ("loss/train", "optim/grad_norm", "optim/lr", "memory/trainable_parameters", "loss/valid")
+TAGS = ("loss/train", "optim/grad_norm", "optim/lr", "memory/trainable_parameters")
 
 
-def one_rank(payload: dict[str, Any]) -> dict[str, Any]:
-    """Curves, the same training in plain PyTorch, and what happens at the changes of phase."""
+def curves_and_references(payload: dict[str, Any]) -> dict[str, Any]:
+    """Curves, an audit, and the same training in plain PyTorch."""
     return {
         "curves": {name: _curve(overrides) for name, overrides in payload["curves"].items()},
+        "audit": _phases(load_config("demo", payload["curves"]["unfreezes"]).run_path),
         "references": {
             name: _reference(load_config("demo", overrides))
             for name, overrides in payload["references"].items()
@@ -48,15 +47,12 @@ def one_rank(payload: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def two_ranks(payload: dict[str, Any]) -> dict[str, Any]:
+def changes_of_phase(payload: dict[str, Any]) -> dict[str, Any]:
     return {
-        "curves": {name: _curve(overrides) for name, overrides in payload["curves"].items()},
         "changes": {name: _watch(load_config("demo", o)) for name, o in payload["watch"].items()},
         "freezes": {
             name: _freezes(load_config("demo", o)) for name, o in payload["freeze"].items()
         },
-        "resumes": {name: _resumes(o, payload["after"]) for name, o in payload["resume"].items()},
-        "refused": _refused(payload["resume"], payload["longer"]),
     }
 
 
@@ -291,26 +287,6 @@ def _shared_memory() -> int:
     return sum(1 for _ in Path("/dev/shm").glob("deepspeed*"))
 
 
-def _resumes(overrides: list[str], after: list[int]) -> dict[str, Any]:
-    """Train straight through, then again from each of the checkpoints; what differs at the end."""
-    straight = load_config("demo", overrides)
-    train(straight, StopSignals())
-    final = f"checkpoints/step_{straight.total_steps:08d}"
-    expected = checkpoint_tensors(straight.run_path / final)
-    metrics = deterministic_metrics(straight.run_path)
-    phases = _phases(straight.run_path)
-    found: dict[str, Any] = {"tensors": len(expected), "phases": phases}
-    for step in after:
-        config = train_again(overrides, step, "checkpoint.every=0")
-        again = checkpoint_tensors(config.run_path / final)
-        found[str(step)] = {
-            "tensors": sorted(key for key in expected if not equal(expected[key], again.get(key))),
-            "metrics": deterministic_metrics(config.run_path) == metrics,
-            "phases": _phases(config.run_path) == phases,
-        }
-    return found
-
-
 def _phases(run_path: Path) -> list[dict[str, Any]]:
     audit = json.loads((run_path / "audit.json").read_text())
     keys = (
@@ -328,12 +304,3 @@ def _phases(run_path: Path) -> list[dict[str, Any]]:
         }
         for entry in audit["phases"]
     ]
-
-
-def _refused(resume: dict[str, list[str]], longer: list[str]) -> str:
-    """Continuing with a length of the run that would move the changes of phase."""
-    try:
-        train_again(next(iter(resume.values())), 2, "run.name=longer", *longer)
-    except UserError as error:
-        return str(error)
-    return ""

@@ -13,7 +13,8 @@ import pytest
 
 from laboratory.evaluation.verbs import tasks
 from pretrain.errors import UserError
-from tests.laboratory.evaluation.tiny_models import facts_of, own_cache, write_model, write_tasks
+from tests.laboratory.evaluation.tiny_models import own_cache, write_model, write_tasks
+from tests.tiny_exports import export_facts
 
 pytest.importorskip("lm_eval")
 
@@ -21,7 +22,7 @@ pytest.importorskip("lm_eval")
 def fake_model(path: Path) -> Path:
     """A directory that looks like an export, and that nothing can load."""
     path.mkdir()
-    (path / "export.json").write_text(json.dumps(facts_of(path.name, "vanilla", 1)))
+    (path / "export.json").write_text(json.dumps(export_facts(path.name, "vanilla", 1)))
     (path / "config.json").write_text("{}")
     (path / "tokenizer.json").write_text("{}")
     (path / "model.safetensors").touch()

@@ -12,6 +12,8 @@ import pytest
 import torch
 import yaml
 
+from tests.tiny_exports import export_facts
+
 WORDS = [
     "red",
     "green",
@@ -72,20 +74,8 @@ def write_model(path: Path, variant: str | None, seed: int) -> Path:
     )
     Starcoder2ForCausalLM(config).save_pretrained(path)
     if variant is not None:
-        (path / "export.json").write_text(json.dumps(facts_of(path.name, variant, seed)))
+        (path / "export.json").write_text(json.dumps(export_facts(path.name, variant, seed)))
     return path
-
-
-def facts_of(name: str, variant: str, seed: int) -> dict[str, Any]:
-    """What export.json has, as far as verbs read it."""
-    facts: dict[str, Any] = {"run": name, "variant": variant, "seed": seed, "step": 6}
-    facts |= {"attention": {"variant": variant, "adapters": []}, "parameters": {"trainable": 1}}
-    return facts | {
-        "sequence_length": 16,
-        "data": {"fingerprint": "0"},
-        "model": "m",
-        "frozen_rows": {},
-    }
 
 
 def write_tasks(directory: Path, items: int = 24) -> Path:

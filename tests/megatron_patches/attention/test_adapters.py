@@ -29,7 +29,7 @@ Inputs = tuple[Heads, dict[str, torch.Tensor]]
 
 def adapters(*names: str) -> HeadAdapters:
     sizes = AdapterSizes(HIDDEN, HEAD_DIM, RANK, taps=TAPS)
-    made = HeadAdapters(
+    module = HeadAdapters(
         in_order(names),
         HEADS,
         num_groups=GROUPS,
@@ -37,10 +37,14 @@ def adapters(*names: str) -> HeadAdapters:
         dtype=torch.float64,
         device=torch.device("cpu"),
     )
-    starts = {weight.name: weight.start for one in in_order(names) for weight in one.weights(sizes)}
-    for name, parameter in made.named_parameters():
+    starts = {
+        weight.name: weight.start
+        for adapter in in_order(names)
+        for weight in adapter.weights(sizes)
+    }
+    for name, parameter in module.named_parameters():
         fill_evenly(parameter, starts[name])
-    return made
+    return module
 
 
 def inputs(seed: int = 1) -> Inputs:
@@ -57,8 +61,8 @@ def inputs(seed: int = 1) -> Inputs:
 def test_all_but_the_convolution_start_as_the_identity(name: str) -> None:
     heads, shared = inputs()
     ours = adapters(name)(heads, shared)
-    for mine, given in zip(ours[:3], heads[:3], strict=True):
-        assert torch.equal(mine, given)
+    for corrected, original in zip(ours[:3], heads[:3], strict=True):
+        assert torch.equal(corrected, original)
 
 
 def test_the_convolution_starts_with_the_token_before_in_odd_channels_of_keys() -> None:
@@ -71,13 +75,13 @@ def test_the_convolution_starts_with_the_token_before_in_odd_channels_of_keys() 
 
 
 def test_all_of_them_together_are_their_formulas_in_order() -> None:
-    made = adapters(*ADAPTERS)
+    module = adapters(*ADAPTERS)
     with torch.no_grad():
-        for number, parameter in enumerate(made.parameters()):
+        for number, parameter in enumerate(module.parameters()):
             generator = torch.Generator().manual_seed(number)
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     heads, shared = inputs()
-    ours = made(heads, shared)
+    ours = module(heads, shared)
 
     def close(mine: torch.Tensor, expected: torch.Tensor) -> None:
         torch.testing.assert_close(mine, expected.double(), rtol=1e-5, atol=1e-6)
@@ -89,21 +93,22 @@ def test_all_of_them_together_are_their_formulas_in_order() -> None:
         rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
         for step in range(SEQ):
             vector = (
-                heads.query[step, 0, head] + made.up_query[rows] @ shared[LOW_RANK][step, 0, :RANK]
+                heads.query[step, 0, head]
+                + module.up_query[rows] @ shared[LOW_RANK][step, 0, :RANK]
             )
-            vector += made.query_bias[rows]
-            close(ours.query[step, 0, head], vector * made.log_scale[rows].exp())
+            vector += module.query_bias[rows]
+            close(ours.query[step, 0, head], vector * module.log_scale[rows].exp())
     for group in range(GROUPS):
         rows = slice(group * HEAD_DIM, (group + 1) * HEAD_DIM)
         keys, values = [], []
         for step in range(SEQ):
             vector = (
-                heads.key[step, 0, group] + made.up_key[rows] @ shared[LOW_RANK][step, 0, RANK:]
+                heads.key[step, 0, group] + module.up_key[rows] @ shared[LOW_RANK][step, 0, RANK:]
             )
-            keys.append(vector + made.key_bias[rows])
+            keys.append(vector + module.key_bias[rows])
             values.append(heads.value[step, 0, group])
-            close(ours.key[step, 0, group], mixed(keys, made.key_taps[rows]))
-            close(ours.value[step, 0, group], mixed(values, made.value_taps[rows]))
+            close(ours.key[step, 0, group], mixed(keys, module.key_taps[rows]))
+            close(ours.value[step, 0, group], mixed(values, module.value_taps[rows]))
 
 
 def test_every_declared_adapter_has_a_formula_and_every_formula_a_declaration() -> None:
@@ -121,17 +126,19 @@ def test_an_adapter_that_is_declared_linear_is_linear() -> None:
     """Export applies them to the columns of frozen rows, token by token."""
     (first, products) = inputs(1)
     (second, products_2) = inputs(2)
-    added = Heads(*(one + other for one, other in zip(first[:3], second[:3], strict=True)))
+    added = Heads(
+        *(heads_1 + heads_2 for heads_1, heads_2 in zip(first[:3], second[:3], strict=True))
+    )
     for name, declared in ADAPTERS.items():
-        made = adapters(name)
+        module = adapters(name)
         with torch.no_grad():
-            for parameter in made.parameters():
+            for parameter in module.parameters():
                 parameter.normal_(generator=torch.Generator().manual_seed(3))
 
         def applied(
-            heads: Heads, shared: dict[str, torch.Tensor], made: HeadAdapters = made
+            heads: Heads, shared: dict[str, torch.Tensor], module: HeadAdapters = module
         ) -> torch.Tensor:
-            return torch.cat(made(heads, shared)[:3], dim=2)
+            return torch.cat(module(heads, shared)[:3], dim=2)
 
         together = applied(added, {name: products[name] + products_2[name] for name in products})
         linear = torch.allclose(applied(first, products) + applied(second, products_2), together)
@@ -142,10 +149,14 @@ def test_an_adapter_that_is_declared_linear_is_linear() -> None:
 
 def test_what_starts_as_the_identity_is_not_decayed_and_all_is_sharded_by_heads() -> None:
     groups = (True,) * GROUPS
-    made = Corrections(in_order(ADAPTERS), AdapterSizes(HIDDEN, HEAD_DIM, RANK, taps=TAPS), groups)
-    declared = {one.name: one for one in made.tensors(Place("linear", "layer.0", 0), SHAPE)}
-    decayed = {name for name, one in declared.items() if one.decay}
+    corrections = Corrections(
+        in_order(ADAPTERS), AdapterSizes(HIDDEN, HEAD_DIM, RANK, taps=TAPS), groups
+    )
+    declared = {
+        tensor.name: tensor for tensor in corrections.tensors(Place("linear", "layer.0", 0), SHAPE)
+    }
+    decayed = {name for name, tensor in declared.items() if tensor.decay}
     assert decayed == {"linear.adapters.up_query", "linear.adapters.up_key", "linear.low_rank_down"}
     shared = declared.pop("linear.low_rank_down")
     assert shared.cut is None and shared.partial == "heads"
-    assert all(one.cut == 0 and one.partial is None for one in declared.values())
+    assert all(tensor.cut == 0 and tensor.partial is None for tensor in declared.values())

@@ -47,11 +47,11 @@ def test_values_and_gradients_are_those_of_the_formula(
     inputs = drawn(length, BATCH, HEADS, HEAD_DIM, dtype=dtype).requires_grad_()
     weights = drawn(HEADS * HEAD_DIM, taps, seed=1, dtype=dtype).requires_grad_()
     gradient = drawn(length, BATCH, HEADS, HEAD_DIM, seed=2, dtype=dtype)
-    found = convolve(inputs, weights, reach_of(visible, taps))
+    convolved = convolve(inputs, weights, reach_of(visible, taps))
     expected = plain(inputs, weights, starts)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(convolved, expected)
     for mine, theirs in zip(
-        torch.autograd.grad(found, (inputs, weights), gradient),
+        torch.autograd.grad(convolved, (inputs, weights), gradient),
         torch.autograd.grad(expected, (inputs, weights), gradient),
         strict=True,
     ):

@@ -32,12 +32,12 @@ def test_effective_matrices_are_the_rows_of_the_layer(
     one_rank: dist.ProcessGroup, variant: str, groups: int, axes: dict[str, Any]
 ) -> None:
     attention = build(variant, groups, torch.float64, **axes).decoder.layers[1].self_attention
-    found = head_weights(attention)
-    assert found is not None
+    effective = head_weights(attention)
+    assert effective is not None
     query, key = dense(attention.linear_qkv, trained(attention.linear_qkv))
-    torch.testing.assert_close(found.query, query.detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.key, key.detach(), rtol=1e-12, atol=1e-12)
-    assert found.query.shape == (HEADS, HEAD_DIM, HIDDEN) and found.key.shape == (
+    torch.testing.assert_close(effective.query, query.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(effective.key, key.detach(), rtol=1e-12, atol=1e-12)
+    assert effective.query.shape == (HEADS, HEAD_DIM, HIDDEN) and effective.key.shape == (
         groups,
         HEAD_DIM,
         HIDDEN,
@@ -56,11 +56,11 @@ def test_biases_and_the_documents_of_an_earlier_text_are_no_part_of_them(
                 parameter.normal_()
     documents = Documents(torch.tensor([[0] * 4 + [4] * (SEQ - 4)]))
     attention.linear_qkv.look_back_within(documents.with_boundaries())
-    found = head_weights(attention)
-    assert found is not None
+    effective = head_weights(attention)
+    assert effective is not None
     query, key = dense(attention.linear_qkv, trained(attention.linear_qkv))
-    torch.testing.assert_close(found.query, query.detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.key, key.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(effective.query, query.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(effective.key, key.detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_scores_without_such_matrices_have_none(one_rank: dist.ProcessGroup) -> None:
@@ -93,18 +93,18 @@ def test_observed_distributions_and_scores_are_the_formulas(
     )
     places = [[0] * SEQ, [0] * 4 + [4] * (SEQ - 4)] if form != "causal" else [[0] * SEQ] * BATCH
     hidden = hidden_by(places)
-    given = {
+    masks = {
         "causal": None,
         "mask": hidden,
         "documents": Documents(torch.tensor(places)).with_boundaries(),
     }
     seen: Seen = []
-    before = core(query, key, value, attention_mask=given[form])
+    unobserved = core(query, key, value, attention_mask=masks[form])
     with attention_observed(model, lambda *observed: seen.append(observed)):
-        during = core(query, key, value, attention_mask=given[form])
-    core(query, key, value, attention_mask=given[form])
+        during = core(query, key, value, attention_mask=masks[form])
+    core(query, key, value, attention_mask=masks[form])
     ((layer, probabilities, scores),) = seen  # in the context only, and not again for its own pass
-    assert layer == 1 and torch.equal(before, during)
+    assert layer == 1 and torch.equal(unobserved, during)
     if rotary is not None:
         query = rotary.rotate(query)
         key = rotary.rotate(key)

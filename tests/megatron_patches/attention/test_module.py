@@ -96,17 +96,17 @@ def test_rows_outputs_and_gradients_are_those_of_the_program(
             pairs[name].add_(torch.randn(values.shape, generator=generator), alpha=0.1)
             values.copy_(pairs[name])
     hidden = torch.randn(SEQ, BATCH, HIDDEN, generator=torch.Generator().manual_seed(0))
-    own = hidden.clone().requires_grad_()
+    program_input = hidden.clone().requires_grad_()
     copy = hidden.transpose(0, 1).contiguous().requires_grad_()
-    wanted = theirs(own, None)[0]
-    found = ours(copy)
-    assert wanted.abs().max() > 1e-3
-    torch.testing.assert_close(found.transpose(0, 1), wanted, rtol=0, atol=1e-6)
-    wanted.square().sum().backward()
-    found.square().sum().backward()
-    assert own.grad is not None and copy.grad is not None
+    program_output = theirs(program_input, None)[0]
+    output = ours(copy)
+    assert program_output.abs().max() > 1e-3
+    torch.testing.assert_close(output.transpose(0, 1), program_output, rtol=0, atol=1e-6)
+    program_output.square().sum().backward()
+    output.square().sum().backward()
+    assert program_input.grad is not None and copy.grad is not None
     grads = {name: (values.grad, pairs[name].grad) for name, values in ours.named_parameters()}
-    for mine, program in ((copy.grad.transpose(0, 1), own.grad), *grads.values()):
+    for mine, program in ((copy.grad.transpose(0, 1), program_input.grad), *grads.values()):
         torch.testing.assert_close(mine, program, rtol=1e-5, atol=1e-5)
 
 
@@ -123,7 +123,9 @@ def test_rows_by_role_and_head_are_those_of_the_bank() -> None:
     heads = {"query": range(4), "key": range(2)}
     rows = [bank_rows(module.recipe, LAYER, role, [head]) for role in ROLES for head in heads[role]]
     assert module.query_key_weight is not None
-    assert torch.equal(module.query_key_weight, torch.cat([torch.from_numpy(one) for one in rows]))
+    assert torch.equal(
+        module.query_key_weight, torch.cat([torch.from_numpy(head_rows) for head_rows in rows])
+    )
 
 
 @pytest.mark.parametrize("variant", ["orthogonal", "monarch"])
@@ -179,10 +181,10 @@ def test_a_token_does_not_see_later_ones() -> None:
     hidden = torch.randn(1, SEQ, HIDDEN)
     changed = hidden.clone()
     changed[:, -1] += 1
-    before = module(hidden)
-    after = module(changed)
-    torch.testing.assert_close(after[:, :-1], before[:, :-1])
-    assert not torch.allclose(after[:, -1], before[:, -1])
+    output = module(hidden)
+    changed_output = module(changed)
+    torch.testing.assert_close(changed_output[:, :-1], output[:, :-1])
+    assert not torch.allclose(changed_output[:, -1], output[:, -1])
 
 
 @pytest.mark.parametrize("variant", sorted({*VARIANTS} - {*KNOWN}))

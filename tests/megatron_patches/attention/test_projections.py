@@ -62,9 +62,9 @@ def dense(linear: FrozenQueryKeyValueLinear, copies: list[torch.Tensor]) -> list
     weights, used = [], 0
     for role, numbers, frozen in linear.frozen_shards():
         theirs = linear.heads.trainable[role]
-        own = rows[used : used + len(theirs) * HEAD_DIM]
-        used += len(own)
-        both = torch.cat((frozen, own)).view(-1, HEAD_DIM, HIDDEN)
+        head_rows = rows[used : used + len(theirs) * HEAD_DIM]
+        used += len(head_rows)
+        both = torch.cat((frozen, head_rows)).view(-1, HEAD_DIM, HIDDEN)
         weights.append(both[sorted(range(len(both)), key=(*numbers, *theirs).__getitem__)])
     assert used == len(rows)
     if linear.shared:
@@ -85,7 +85,9 @@ def test_projections_and_gradients_equal_plain_autograd(
     copy = x.detach().clone().requires_grad_()
     weights = [*dense(linear, copies), value.view(groups, HEAD_DIM, HIDDEN)]
     plain = [torch.einsum("sbx,hdx->sbhd", copy, weight) for weight in weights]
-    gradients = [torch.randn(one.shape, generator=generator, dtype=torch.float64) for one in plain]
+    gradients = [
+        torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in plain
+    ]
     torch.autograd.backward(ours, gradients)
     torch.autograd.backward(plain, gradients)
     for mine, expected in zip(ours, plain, strict=True):
@@ -119,9 +121,9 @@ def test_queries_and_keys_of_all_heads_are_normalised_last(
     x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
     plain, normed = (attention.get_query_key_value_tensors(x) for attention in attentions)
     gains = [getattr(attentions[1], f"{role}_layernorm").weight for role in "qk"]
-    for before, after, gain in zip(plain[:2], normed[:2], gains, strict=True):
+    for unnormalised, after, gain in zip(plain[:2], normed[:2], gains, strict=True):
         assert torch.equal(gain, torch.ones_like(gain)) and gain.partial_gradient
-        expected = torch.nn.functional.rms_norm(before, (HEAD_DIM,), gain, 1e-5)
+        expected = torch.nn.functional.rms_norm(unnormalised, (HEAD_DIM,), gain, 1e-5)
         torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(plain[2], normed[2])
 
@@ -134,8 +136,8 @@ def test_frozen_rows_are_regenerated_and_neither_parameters_nor_saved(
     one_rank: dist.ProcessGroup, variant: str, groups: int, axes: dict[str, Any]
 ) -> None:
     linear = projection(variant, groups, axes)
-    for made, held in zip(linear.regenerate(), linear.frozen_tensors(), strict=True):
-        assert torch.equal(made, held) and not held.requires_grad
+    for regenerated, held in zip(linear.regenerate(), linear.frozen_tensors(), strict=True):
+        assert torch.equal(regenerated, held) and not held.requires_grad
     partly = bool(axes.keys() & {"frozen_heads", "frozen_roles"})
     names = {"value_weight"} | ({"trained_query_key"} if partly else set())
     assert {name for name, _ in linear.named_parameters()} == names == set(linear.state_dict())
@@ -151,9 +153,12 @@ def test_low_rank_alone_makes_queries_and_keys(one_rank: dist.ProcessGroup) -> N
     x = torch.randn(SEQ, BATCH, HIDDEN, dtype=torch.float64)
     query, key, value = linear(x)
     down, adapters = linear.low_rank_down, linear.adapters
-    for made, up, rows in ((query, adapters.up_query, down[:3]), (key, adapters.up_key, down[3:])):
+    for projected, up, rows in (
+        (query, adapters.up_query, down[:3]),
+        (key, adapters.up_key, down[3:]),
+    ):
         expected = torch.einsum("sbx,rx,hr->sbh", x, rows, up).unflatten(-1, (-1, HEAD_DIM))
-        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(projected, expected, rtol=1e-12, atol=1e-12)
     assert query.shape[2:] == (HEADS, HEAD_DIM) and key.shape[2:] == value.shape[2:] == (
         2,
         HEAD_DIM,
@@ -171,16 +176,18 @@ def test_adapters_correct_frozen_heads_and_no_others(one_rank: dist.ProcessGroup
     for parameter in linear.adapters.parameters():
         parameter.data += torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
-    before = plain(x)
-    after = linear(x)
+    uncorrected = plain(x)
+    corrected = linear(x)
     frozen = [linear.heads.frozen["query"], linear.heads.frozen["key"], linear.heads.frozen["key"]]
-    for was, is_now, own in zip(before, after, frozen, strict=True):
+    for was, is_now, frozen_heads in zip(uncorrected, corrected, frozen, strict=True):
         changed = (was != is_now).any((0, 1, 3))
-        assert changed.nonzero().flatten().tolist() == [*own] and len(own) < is_now.size(2)
+        assert changed.nonzero().flatten().tolist() == [*frozen_heads] and len(
+            frozen_heads
+        ) < is_now.size(2)
     linear.look_back_within(~torch.eye(SEQ, dtype=torch.bool).expand(BATCH, 1, SEQ, SEQ))
     alone = linear(x)  # every token by itself
-    torch.testing.assert_close(alone[2][:1], after[2][:1])  # which the first one is anyway
-    assert not torch.allclose(alone[2][1:], after[2][1:])
+    torch.testing.assert_close(alone[2][:1], corrected[2][:1])  # which the first one is anyway
+    assert not torch.allclose(alone[2][1:], corrected[2][1:])
 
 
 @pytest.mark.parametrize(
@@ -200,8 +207,8 @@ def test_queries_and_keys_can_be_made_anew_where_they_come_from_structured_rows_
     assert linear.only_structured is alone
     if alone:
         x = torch.randn(SEQ, BATCH, HIDDEN, dtype=torch.float64)
-        for made, anew in zip(linear(x)[:2], linear.queries_and_keys(x), strict=True):
-            assert torch.equal(made, anew)
+        for projected, anew in zip(linear(x)[:2], linear.queries_and_keys(x), strict=True):
+            assert torch.equal(projected, anew)
 
 
 @pytest.mark.parametrize("variant", ["orthogonal", "monarch", "monarch_trainable"])
@@ -216,13 +223,13 @@ def test_sequence_parallelism_on_one_rank_changes_nothing(
         x = torch.randn(
             SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64
         ).requires_grad_()
-        made = linear(x)
-        sum(each.square().sum() for each in made).backward()
+        outputs = linear(x)
+        sum(output.square().sum() for output in outputs).backward()
         with torch.no_grad():
             unchanged = linear(x)
         gradients = [parameter.grad for parameter in linear.parameters()]
-        results.append([*made, *unchanged, x.grad, *gradients])
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+        results.append([*outputs, *unchanged, x.grad, *gradients])
+    assert all(torch.equal(ours, other) for ours, other in zip(*results, strict=True))
 
 
 def test_what_a_rank_owns_is_marked_and_what_all_share_has_partial_gradients(
@@ -256,16 +263,18 @@ class Place:
         return self.ranks
 
 
-def of_rank(whole: FrozenQueryKeyValueLinear, config: Any, policy: QKPolicy, place: Place) -> Any:
+def of_rank(
+    whole: FrozenQueryKeyValueLinear, config: Any, policy: QKPolicy, tp_group: Place
+) -> Any:
     """Return that rank's projection, with its part of the weights of the whole one."""
     unused = {"gather_output": False, "bias": False, "skip_bias_add": False, "is_expert": False}
-    own = FrozenQueryKeyValueLinear(
+    linear = FrozenQueryKeyValueLinear(
         HIDDEN,
         0,
         config=config,
         init_method=torch.nn.init.zeros_,
         tp_comm_buffer_name="qkv",
-        tp_group=place,
+        tp_group=tp_group,
         policy=policy,
         recipe=whole.recipe,
         frozen_groups=whole.frozen_groups,
@@ -273,23 +282,25 @@ def of_rank(whole: FrozenQueryKeyValueLinear, config: Any, policy: QKPolicy, pla
         **unused,
     )
     weights = dict(whole.named_parameters())
-    for name, parameter in own.named_parameters():
+    for name, parameter in linear.named_parameters():
         values = weights[name].data
         if name.startswith("trained"):
             theirs = [(role, head) for role in ROLES for head in whole.heads.trainable[role]]
             mine = [
-                theirs.index((role, head)) for role in ROLES for head in own.heads.trainable[role]
+                theirs.index((role, head))
+                for role in ROLES
+                for head in linear.heads.trainable[role]
             ]
             values = values.unflatten(0, (len(theirs), -1))[mine].flatten(0, 1)
         elif name == "value_weight":
-            values = values.chunk(place.ranks)[place.of]
+            values = values.chunk(tp_group.ranks)[tp_group.of]
         elif name.startswith("adapters"):
             theirs = whole.adapted_groups.tolist()
-            first = place.of * own.num_groups
-            mine = [theirs.index(first + group) for group in own.adapted_groups.tolist()]
+            first = tp_group.of * linear.num_groups
+            mine = [theirs.index(first + group) for group in linear.adapted_groups.tolist()]
             values = values.unflatten(0, (len(theirs), -1))[mine].flatten(0, 1)
         parameter.data.copy_(values)
-    return own
+    return linear
 
 
 QUARTER = {"frozen_heads": (("0%-100%", 0.25),)}  # one rank of two has no frozen head
@@ -320,11 +331,11 @@ def test_the_ranks_together_project_as_one(
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
     with torch.no_grad():
-        places = [Place(rank, ranks) for rank in range(ranks)]
-        made = [
-            of_rank(whole, attention.config, policy_for(variant, axes), place)(x)
-            for place in places
+        tp_groups = [Place(rank, ranks) for rank in range(ranks)]
+        projected = [
+            of_rank(whole, attention.config, policy_for(variant, axes), tp_group)(x)
+            for tp_group in tp_groups
         ]
-        for parts, expected in zip(zip(*made, strict=True), whole(x), strict=True):
+        for parts, expected in zip(zip(*projected, strict=True), whole(x), strict=True):
             assert {part.size(2) for part in parts} == {expected.size(2) // ranks}
             torch.testing.assert_close(torch.cat(parts, 2), expected, rtol=1e-12, atol=1e-12)

@@ -17,15 +17,15 @@ BATCH = 2
 
 
 def core() -> CausalDotProductAttention:
-    found = build("vanilla", dtype=torch.float64).decoder.layers[0].self_attention.core_attention
-    assert isinstance(found, CausalDotProductAttention)
-    return found
+    module = build("vanilla", dtype=torch.float64).decoder.layers[0].self_attention.core_attention
+    assert isinstance(module, CausalDotProductAttention)
+    return module
 
 
 def formula(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor
 ) -> torch.Tensor:
-    key, value = (one.repeat_interleave(HEADS // one.size(2), dim=2) for one in (key, value))
+    key, value = (heads.repeat_interleave(HEADS // heads.size(2), dim=2) for heads in (key, value))
     scores = torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(HEAD_DIM)
     probabilities = scores.masked_fill(hidden, -math.inf).softmax(-1)
     return torch.einsum("bhst,tbhd->sbhd", probabilities, value).flatten(2)
@@ -87,7 +87,7 @@ def test_queries_and_keys_that_backward_makes_anew_give_the_same_gradients(
     attention.rotary = rotary
     gradients, calls = [], []
     for again in (False, True):
-        query, key, value = (one.requires_grad_() for one in heads(4))
+        query, key, value = (tensor.requires_grad_() for tensor in heads(4))
 
         def recompute(
             query: torch.Tensor = query, key: torch.Tensor = key

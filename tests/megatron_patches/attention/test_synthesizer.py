@@ -16,13 +16,13 @@ VARIANTS = ("synthesizer_random", "synthesizer_factorized")
 
 
 def core(variant: str, groups: int = HEADS, **axes: object) -> SynthesizerCoreAttention:
-    found = (
+    module = (
         build(variant, groups, torch.float64, **axes)
         .decoder.layers[1]
         .self_attention.core_attention
     )
-    assert isinstance(found, SynthesizerCoreAttention)
-    return found
+    assert isinstance(module, SynthesizerCoreAttention)
+    return module
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -31,10 +31,12 @@ def test_probabilities_sum_to_one_over_the_past_of_any_length(
 ) -> None:
     attention = core(variant)
     for length in (1, 7, SEQ):
-        found = attention.probabilities(length)
-        assert found.shape == (HEADS, length, length)
-        torch.testing.assert_close(found.sum(-1), torch.ones(HEADS, length, dtype=torch.float64))
-        assert torch.count_nonzero(found.triu(1)) == 0
+        probabilities = attention.probabilities(length)
+        assert probabilities.shape == (HEADS, length, length)
+        torch.testing.assert_close(
+            probabilities.sum(-1), torch.ones(HEADS, length, dtype=torch.float64)
+        )
+        assert torch.count_nonzero(probabilities.triu(1)) == 0
         corner = attention.logits(SEQ)[:, :length, :length]
         torch.testing.assert_close(attention.logits(length), corner, rtol=1e-12, atol=1e-12)
     with pytest.raises(

@@ -109,9 +109,9 @@ def test_nearly_dependent_rows_are_orthonormalised_or_refused(
 ) -> None:
     rows = generator.standard_normal((100, 400))
     rows[70] = rows[3] + 1e-3 * rows[70]  # one pass alone leaves an error of about 1e-10
-    made = orthonormalize_rows(rows)
-    assert made is not None
-    assert orthonormality_error(made) < 1e-14
+    orthonormal = orthonormalize_rows(rows)
+    assert orthonormal is not None
+    assert orthonormality_error(orthonormal) < 1e-14
     rows[70] = rows[3]
     assert orthonormalize_rows(rows) is None
     assert orthonormalize_rows(np.zeros((1, 5))) is None

@@ -107,13 +107,13 @@ def test_the_rows_are_the_factors_multiplied_out() -> None:
     """W = blockdiag(A) P blockdiag(B), written down with whole matrices."""
     recipe = recipe_of(48, 12, 4, 4)
     a, b = block_sizes(48, 12)
-    made = factors_of_heads(recipe, 0, [("query", range(4))])
-    right = torch.from_numpy(made.right)
-    left = torch.from_numpy(made.left)
+    factors = factors_of_heads(recipe, 0, [("query", range(4))])
+    right = torch.from_numpy(factors.right)
+    left = torch.from_numpy(factors.left)
     transposed = torch.eye(48, dtype=torch.float64).view(a, b, 48).transpose(0, 1).reshape(48, 48)
     whole = torch.block_diag(*left) @ transposed @ torch.block_diag(*right)
-    assert np.array_equal(whole.numpy(), made.rows())
-    assert np.array_equal(rows_of_heads(recipe, 0, "query", range(4)), made.rows())
+    assert np.array_equal(whole.numpy(), factors.rows())
+    assert np.array_equal(rows_of_heads(recipe, 0, "query", range(4)), factors.rows())
 
 
 def test_blocks_are_haar() -> None:
@@ -139,11 +139,11 @@ def test_entries_have_the_mean_and_variance_of_haar_and_its_nine_thirds_of_a_kur
 
 def test_every_block_has_a_stream_of_its_own() -> None:
     places = list(product((0, 1, 2**40), (0, 1), (0, 1), ("left", "right"), (0, 1)))
-    made = {
+    digests = {
         sha256(haar_blocks(seed, layer, [Block(role, factor, number)], 8))  # type: ignore[arg-type]
         for seed, layer, role, factor, number in places
     }
-    assert len(made) == len(places)
+    assert len(digests) == len(places)
 
 
 @pytest.mark.parametrize("size", (2, 3, 8, 32))
@@ -209,7 +209,7 @@ def test_factors_and_rows_are_the_same_for_any_tensor_parallel_size(
             digests = [digest for part in parts for digest in head_digests(part, head_dim)]
             assert digests == head_digests(whole, head_dim)
     for size in (1, 2):
-        made = [
+        rank_shares = [
             rank_factors(
                 recipe,
                 1,
@@ -221,12 +221,12 @@ def test_factors_and_rows_are_the_same_for_any_tensor_parallel_size(
             for rank in range(size)
         ]
         count = heads * head_dim // size
-        rows = [factors.rows() for factors in made]
-        query = torch.cat([own[:count] for own in rows])
+        rows = [factors.rows() for factors in rank_shares]
+        query = torch.cat([share_rows[:count] for share_rows in rows])
         assert torch.equal(
             query, layer_shard(recipe, 1, role="query", rank=0, tensor_parallel_size=1, dtype=dtype)
         )
-        assert sum(part.numel() for factors in made for part in factors) == sum(
+        assert sum(part.numel() for factors in rank_shares for part in factors) == sum(
             block_sizes(shape[0], head_dim)
         ) * head_dim * (heads + groups)
 

@@ -27,8 +27,8 @@ def write(path: Path, format: str = FORMAT, digests: int = 4) -> dict[str, torch
         for role, count in HEADS.items()
     }
     heads = {
-        name: [head_digest(one) for one in held.split(HEAD_DIM)][:digests]
-        for name, held in rows.items()
+        name: [head_digest(head) for head in values.split(HEAD_DIM)][:digests]
+        for name, values in rows.items()
     }
     stated = {"model": json.dumps({"hidden_size": HIDDEN}), "heads": json.dumps(heads)}
     save_file(rows, path, {"format": format, **stated})
@@ -38,13 +38,15 @@ def write(path: Path, format: str = FORMAT, digests: int = 4) -> dict[str, torch
 def test_rows_and_heads_are_those_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     rows = write(path)
-    given = GivenWeights(path)
+    weights_file = GivenWeights(path)
     name = bank_name(0, "query")
-    assert name == "layer.0.attention.query" and given.model == {"hidden_size": HIDDEN}
-    assert given.has(name) and not given.has(bank_name(1, "query"))
+    assert name == "layer.0.attention.query" and weights_file.model == {"hidden_size": HIDDEN}
+    assert weights_file.has(name) and not weights_file.has(bank_name(1, "query"))
     for numbers in ([0], [5, 6, 7, 2, 3, 0, 0, 11], range(12), []):
-        found = given.rows(name, numbers)
-        assert found.dtype == torch.float16 and torch.equal(found, rows[name][list(numbers)])
+        read_rows = weights_file.rows(name, numbers)
+        assert read_rows.dtype == torch.float16 and torch.equal(
+            read_rows, rows[name][list(numbers)]
+        )
     recipe = BankRecipe(
         0,
         HIDDEN,
@@ -58,7 +60,7 @@ def test_rows_and_heads_are_those_of_the_file(tmp_path: Path) -> None:
     for role, count in HEADS.items():
         by_head = rows[bank_name(0, role)].float().split(HEAD_DIM)
         for head in range(count):
-            assert torch.equal(given.head(0, role, head, HEAD_DIM), by_head[head])
+            assert torch.equal(weights_file.head(0, role, head, HEAD_DIM), by_head[head])
         order = list(reversed(range(count)))
         drawn = bank_rows(recipe, 0, role, order)  # type: ignore[arg-type]
         assert torch.equal(
@@ -69,7 +71,7 @@ def test_rows_and_heads_are_those_of_the_file(tmp_path: Path) -> None:
         bank_rows(recipe, 0, "query", [4])
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
-    assert given.sha256 == hashlib.sha256(content[8 : 8 + size]).hexdigest()
+    assert weights_file.sha256 == hashlib.sha256(content[8 : 8 + size]).hexdigest()
 
 
 def test_a_head_of_another_digest_or_of_none_is_refused(tmp_path: Path) -> None:

@@ -142,12 +142,12 @@ def test_layer_scope_of_grouped_queries_makes_each_role_for_its_own_number_of_he
 
 def test_every_seed_layer_role_head_and_scope_has_its_own_rows() -> None:
     places = list(product((0, 1, 2**40), (0, 1), ROLES, (0, 1)))
-    made = {
+    digests = {
         sha256(head_rows(recipe_of(32, 4, 2, seed), n, role, head))
         for seed, n, role, head in places
     }
-    made.add(sha256(head_rows(recipe_of(32, 4, 2, 0, scope="layer"), 0, "query", 0)))
-    assert len(made) == len(places) + 1
+    digests.add(sha256(head_rows(recipe_of(32, 4, 2, 0, scope="layer"), 0, "query", 0)))
+    assert len(digests) == len(places) + 1
 
 
 @pytest.mark.parametrize("construction", BY_HEAD)
@@ -156,13 +156,13 @@ def test_a_head_does_not_depend_on_what_else_was_made(construction: str) -> None
     together = rows_of_heads(recipe, 1, "key", range(8)).reshape(8, 6, 64)
     np.random.seed(7)
     torch.manual_seed(7)
-    before = np.random.get_state()[1].copy(), torch.get_rng_state().clone()  # type: ignore[index,union-attr]
+    global_states = np.random.get_state()[1].copy(), torch.get_rng_state().clone()  # type: ignore[index,union-attr]
     for head in (5, 0, 7, 5):
         assert (head_rows(recipe, 1, "key", head) == together[head]).all()
     more_heads = recipe_of(64, 6, heads=64, construction=construction)
     assert (head_rows(more_heads, 1, "key", 5) == together[5]).all()
-    assert (np.random.get_state()[1] == before[0]).all()  # type: ignore[index]
-    assert torch.equal(torch.get_rng_state(), before[1])
+    assert (np.random.get_state()[1] == global_states[0]).all()  # type: ignore[index]
+    assert torch.equal(torch.get_rng_state(), global_states[1])
 
 
 @pytest.mark.parametrize("construction", BY_HEAD)
@@ -222,7 +222,7 @@ def test_gaussian_heads_may_be_wider_than_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "message"),
     [
         ({"head_dim": 65}, "head_dim=65 is larger than hidden_size=64"),
         (
@@ -244,7 +244,7 @@ def test_gaussian_heads_may_be_wider_than_the_model() -> None:
         ({"init": "gaussian", "gaussian_std": 0.0}, "gaussian_std=0.0"),
     ],
 )
-def test_impossible_recipes_name_what_is_wrong(changes: dict[str, Any], named: str) -> None:
+def test_impossible_recipes_name_what_is_wrong(changes: dict[str, Any], message: str) -> None:
     good = {
         "seed": 1,
         "hidden_size": 64,
@@ -252,12 +252,12 @@ def test_impossible_recipes_name_what_is_wrong(changes: dict[str, Any], named: s
         "num_attention_heads": 4,
         "num_query_groups": 4,
     }
-    with pytest.raises(MethodError, match=named):
+    with pytest.raises(MethodError, match=message):
         BankRecipe(**good | changes)
 
 
 @pytest.mark.parametrize(
-    ("layer", "role", "head", "named"),
+    ("layer", "role", "head", "message"),
     [
         (-1, "query", 0, "layer=-1"),
         (0, "value", 0, "'value'"),
@@ -265,8 +265,10 @@ def test_impossible_recipes_name_what_is_wrong(changes: dict[str, Any], named: s
         (0, "key", 2, "key head=2"),
     ],
 )
-def test_impossible_places_name_what_is_wrong(layer: int, role: Any, head: int, named: str) -> None:
-    with pytest.raises(MethodError, match=named):
+def test_impossible_places_name_what_is_wrong(
+    layer: int, role: Any, head: int, message: str
+) -> None:
+    with pytest.raises(MethodError, match=message):
         head_rows(
             BankRecipe(1, 64, head_dim=8, num_attention_heads=4, num_query_groups=2),
             layer,

@@ -73,7 +73,7 @@ def test_digest_is_of_the_bytes_of_the_cast_tensor(dtype: torch.dtype) -> None:
 
 
 def test_role_digest_is_the_same_for_every_tensor_parallel_size() -> None:
-    made = set()
+    digests = set()
     for size in (1, 2, 4, 8):
         shards = [
             layer_shard(
@@ -81,13 +81,13 @@ def test_role_digest_is_the_same_for_every_tensor_parallel_size() -> None:
             )
             for rank in range(size)
         ]
-        made.add(role_digest([one for shard in shards for one in head_digests(shard, 8)]))
-    assert len(made) == 1
+        digests.add(role_digest([head for shard in shards for head in head_digests(shard, 8)]))
+    assert len(digests) == 1
     swapped = head_digests(
         layer_shard(GROUPED, 0, role="query", rank=0, tensor_parallel_size=1, dtype=torch.bfloat16),
         8,
     )[::-1]
-    assert role_digest(swapped) not in made
+    assert role_digest(swapped) not in digests
 
 
 def test_orthonormality_errors_are_per_head() -> None:
@@ -135,7 +135,7 @@ def test_heads_of_a_rank_and_their_order() -> None:
     assert split.frozen == {"query": (2, 3, 6, 7), "key": (1, 3)}
     assert split.trainable == {"query": (0, 1, 4, 5), "key": (0, 2)}
     heads = split.frozen["query"] + split.trainable["query"]
-    assert [heads[place] for place in split.order("query")] == list(range(8))
+    assert [heads[position] for position in split.order("query")] == list(range(8))
     shared = split_heads(8, 4, frozen_groups={1, 3}, rank=1, tensor_parallel_size=2, shared=True)
     assert shared.frozen == {"query": (6, 7), "key": ()} and shared.trainable["key"] == ()
     assert shared.sharing(2).frozen["key"] == (6,) and shared.sharing(2).trainable["key"] == (4,)

@@ -49,16 +49,16 @@ def signs_and_rows(rows: FloatArray, matrix: FloatArray) -> tuple[FloatArray, li
 @pytest.mark.parametrize("construction", STRUCTURED)
 def test_rows_are_rows_of_the_textbook_matrix_behind_random_signs(construction: str) -> None:
     matrix = full_matrix(construction, 64)
-    found = {}
+    choices = {}
     for head in range(4):
         rows = head_rows(recipe_of(64, 16, 4, construction=construction), 2, "key", head)
         signs, chosen = signs_and_rows(rows, matrix)
         assert len(set(chosen)) == 16
         assert 16 <= (signs > 0).sum() <= 48
-        found[head] = signs.tobytes(), tuple(chosen)
+        choices[head] = signs.tobytes(), tuple(chosen)
     # Signs and rows of each head are its own.
-    assert len({signs for signs, _ in found.values()}) == 4
-    assert len({rows for _, rows in found.values()}) == 4
+    assert len({signs for signs, _ in choices.values()}) == 4
+    assert len({rows for _, rows in choices.values()}) == 4
 
 
 @pytest.mark.parametrize("construction", STRUCTURED)

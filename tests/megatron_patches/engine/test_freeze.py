@@ -24,7 +24,7 @@ def test_groups_hold_each_trainable_parameter_once_and_vectors_do_not_decay(
     ids = [id(parameter) for group in (decayed, undecayed) for parameter in group["params"]]
     assert sorted(ids) == sorted(id(parameter) for parameter in model.parameters())
     taps = [layer.self_attention.linear_qkv.adapters.key_taps for layer in model.decoder.layers]
-    assert {id(one) for one in taps} <= {id(parameter) for parameter in undecayed["params"]}
+    assert {id(weight) for weight in taps} <= {id(parameter) for parameter in undecayed["params"]}
     assert all(parameter.ndim == 2 for parameter in decayed["params"])
 
 
@@ -42,16 +42,20 @@ def test_frozen_weights_are_found_and_counted_and_never_trained(
     vanilla = build("vanilla")
     assert [layer.layer for _, layer in frozen_layers(model)] == list(range(LAYERS))
     frozen = LAYERS * 2 * HEADS * HEAD_DIM * HIDDEN
-    counts, plain = (model_parameter_counts(one, one_rank) for one in (model, vanilla))
+    counts, plain = (
+        model_parameter_counts(counted_model, one_rank) for counted_model in (model, vanilla)
+    )
     assert counts["model_frozen_parameters"] == frozen and plain["model_frozen_parameters"] == 0
     total = sum(parameter.numel() for parameter in vanilla.parameters())
     assert plain["model_trainable_parameters"] == total
     assert counts["model_trainable_parameters"] == total - frozen
-    before = [weight.clone() for weight in frozen_weights(model)]
+    initial_weights = [weight.clone() for weight in frozen_weights(model)]
     tokens = torch.arange(10).view(1, 10)
     model(tokens, tokens, None, labels=tokens).mean().backward()
     assert all(weight.grad is None for weight in frozen_weights(model))
-    assert all(torch.equal(a, b) for a, b in zip(before, frozen_weights(model), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(initial_weights, frozen_weights(model), strict=True)
+    )
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
@@ -65,7 +69,7 @@ def test_a_weight_has_the_rate_of_the_first_pattern_that_its_name_matches(
 ) -> None:
     model = build("orthogonal", adapters=("short_convolution", "low_rank"))
     groups = parameter_groups(model, 0.1, {"*.key_taps": 3.0, "*_taps": 2.0, "*.low_rank_*": 0.5})
-    rates = {id(one): group["rate_factor"] for group in groups for one in group["params"]}
+    rates = {id(weight): group["rate_factor"] for group in groups for weight in group["params"]}
     for name, parameter in model.named_parameters():
         expected = {"key_taps": 3.0, "value_taps": 2.0, "low_rank_down": 0.5}.get(
             name.rpartition(".")[2], 1.0

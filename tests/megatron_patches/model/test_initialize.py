@@ -51,7 +51,7 @@ def test_orthogonal_trainable_starts_from_the_rows_that_orthogonal_freezes(
     for ours, theirs in zip(trained.decoder.layers, frozen.decoder.layers, strict=True):
         fused = ours.self_attention.linear_qkv.weight.view(HEADS, 3, HEAD_DIM, HIDDEN)
         linear = theirs.self_attention.linear_qkv
-        for place, role in enumerate(ROLES):
+        for position, role in enumerate(ROLES):
             rows = layer_shard(
                 linear.recipe,
                 linear.layer,
@@ -60,7 +60,7 @@ def test_orthogonal_trainable_starts_from_the_rows_that_orthogonal_freezes(
                 tensor_parallel_size=1,
                 dtype=torch.float32,
             )
-            assert torch.equal(fused[:, place].reshape(-1, HIDDEN), rows)
+            assert torch.equal(fused[:, position].reshape(-1, HIDDEN), rows)
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "orthogonal", "synthesizer_factorized"])
@@ -78,7 +78,9 @@ def test_a_file_without_a_norm_is_refused(
     one_rank: dist.ProcessGroup, tmp_path: Path, lost: str
 ) -> None:
     places = [f"layer.{layer}.{norm}" for layer in range(LAYERS) for norm in ("norm1", "norm2")]
-    names = [f"{place}.{part}" for place in (*places, "norm") for part in ("weight", "bias")]
+    names = [
+        f"{norm_name}.{part}" for norm_name in (*places, "norm") for part in ("weight", "bias")
+    ]
     vectors = {name: torch.full((HIDDEN,), 2.0 + n) for n, name in enumerate(names)}
     metadata = {"format": FORMAT, "model": "{}", "heads": "{}"}
     whole, damaged = tmp_path / "whole.safetensors", tmp_path / "damaged.safetensors"

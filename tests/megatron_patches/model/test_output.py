@@ -93,5 +93,5 @@ def test_soft_cap_and_z_loss_are_those_of_the_formula(
     ((cross_entropy + z_loss * squares) * scale).sum().backward()
     torch.testing.assert_close(losses, cross_entropy, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(normalisers.square(), squares, rtol=1e-9, atol=1e-9)
-    for one, other in zip(mine, plain, strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-9)
+    for ours, expected in zip(mine, plain, strict=True):
+        torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-9, atol=1e-9)

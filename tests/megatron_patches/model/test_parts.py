@@ -22,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def drawn(*size: int) -> torch.Tensor:
-    made = torch.randn(*size, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    return made.requires_grad_()
+    values = torch.randn(*size, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return values.requires_grad_()
 
 
 def plain_swiglu(gate_and_up: torch.Tensor) -> torch.Tensor:
@@ -51,29 +51,29 @@ def plain_rms(vectors: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("own", "plain"),
+    ("function", "plain"),
     [(swiglu, plain_swiglu), (rms, plain_rms), (squared_relu, lambda x: x.clamp(min=0) ** 2)],
 )
 @pytest.mark.parametrize("compiling", [False, True])
 def test_values_and_gradients(
-    own: Callable[[torch.Tensor], torch.Tensor],
+    function: Callable[[torch.Tensor], torch.Tensor],
     plain: Callable[[torch.Tensor], torch.Tensor],
     compiling: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     # Of three dimensions, of sizes that differ from each other.
-    one = drawn(2, 5, 6)
-    other = drawn(2, 5, 6)
-    found = own(one)
-    expected = plain(other)
-    torch.testing.assert_close(found, expected)
-    by_hand = type(found.grad_fn).__name__ in ("_SwiGluBackward", "_RootMeanSquareBackward")
-    assert by_hand == (own is not squared_relu and not compiling)
-    weights = torch.arange(found.numel(), dtype=found.dtype).view_as(found)
-    (found * weights).sum().backward()
+    inputs = drawn(2, 5, 6)
+    plain_inputs = drawn(2, 5, 6)
+    output = function(inputs)
+    expected = plain(plain_inputs)
+    torch.testing.assert_close(output, expected)
+    by_hand = type(output.grad_fn).__name__ in ("_SwiGluBackward", "_RootMeanSquareBackward")
+    assert by_hand == (function is not squared_relu and not compiling)
+    weights = torch.arange(output.numel(), dtype=output.dtype).view_as(output)
+    (output * weights).sum().backward()
     (expected * weights).sum().backward()
-    torch.testing.assert_close(one.grad, other.grad)
+    torch.testing.assert_close(inputs.grad, plain_inputs.grad)
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -93,16 +93,16 @@ def test_the_gradient_of_the_norms_weight_and_its_type() -> None:
     assert gradcheck(norm, (drawn(2, 3, 4), drawn(4)))
     half = drawn(9, 9, 16).detach().bfloat16().requires_grad_()
     weight = torch.ones(16, dtype=torch.bfloat16, requires_grad=True)
-    made = norm(half, weight)
-    made.float().sum().backward()
-    assert made.dtype == torch.bfloat16
+    output = norm(half, weight)
+    output.float().sum().backward()
+    assert output.dtype == torch.bfloat16
     assert half.grad is not None and half.grad.dtype == torch.bfloat16
     summed = rms_norm(half.float(), (16,), eps=1e-5).sum((0, 1))  # rounded once
     assert weight.grad is not None and torch.equal(weight.grad, summed.bfloat16())
 
 
 def test_which_mlps_are_gated() -> None:
-    assert [name for name, one in MLPS.items() if one.gated] == ["swiglu"]
+    assert [name for name, settings in MLPS.items() if settings.gated] == ["swiglu"]
     assert MLPS["relu2"].options() == {
         "activation_func": squared_relu,
         "gated_linear_unit": False,

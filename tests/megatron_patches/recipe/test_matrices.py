@@ -26,37 +26,37 @@ def taken(design: str, *changes: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("design", DESIGNS)
 def test_ranks_have_each_element_of_each_matrix_once(design: str, size: int) -> None:
     for tensor in taken(design).values():
-        found: Counter[tuple[int, int, int]] = Counter()
+        counts: Counter[tuple[int, int, int]] = Counter()
         for rank in range(size):
-            own = list(runs(tensor, rank, size))
-            assert [run.own for run in own] == [
-                sum(run.length for run in own[:number]) for number in range(len(own))
+            rank_runs = list(runs(tensor, rank, size))
+            assert [run.rank_start for run in rank_runs] == [
+                sum(run.length for run in rank_runs[:number]) for number in range(len(rank_runs))
             ]
-            assert sum(run.length for run in own) == tensor.rank_elements(rank, size)
-            for run in own:
-                place = range(run.start, run.start + run.length)
-                found.update((run.stack, run.matrix, element) for element in place)
+            assert sum(run.length for run in rank_runs) == tensor.rank_elements(rank, size)
+            for run in rank_runs:
+                elements = range(run.start, run.start + run.length)
+                counts.update((run.stack, run.matrix, element) for element in elements)
         every = {
             (number, matrix, element)
             for number, stack in enumerate(stacks(tensor))
             for matrix in range(stack.count)
             for element in range(stack.rows * stack.columns)
         }
-        assert found.keys() == every and set(found.values()) == {1}, tensor.name
+        assert counts.keys() == every and set(counts.values()) == {1}, tensor.name
 
 
 def test_values_are_one_matrix_wherever_they_are_stored_and_heads_are_one_each() -> None:
     value = stacks(taken("orthogonal")["decoder.layers.0.self_attention.linear_qkv.value_weight"])
     fused = stacks(taken("vanilla")["decoder.layers.0.self_attention.linear_qkv.weight"])
     assert value == fused[2:]
-    assert [(one.count, one.rows, one.columns) for one in fused] == [
+    assert [(stack.count, stack.rows, stack.columns) for stack in fused] == [
         (8, 4, 32),
         (4, 4, 32),
         (1, 16, 32),
     ]
     factors = taken("monarch_trainable", "model.head_dim=4")
     left = stacks(factors["decoder.layers.0.self_attention.linear_qkv.trained_left_query_key"])
-    assert {(one.rows, one.columns) for one in left} == {(4, 4)}
+    assert {(stack.rows, stack.columns) for stack in left} == {(4, 4)}
 
 
 def test_muon_takes_the_layers_matrices_and_keeps_one_momentum() -> None:
@@ -81,17 +81,17 @@ def test_muon_takes_the_layers_matrices_and_keeps_one_momentum() -> None:
 
 def test_each_kind_of_weight_has_its_rate() -> None:
     rates = {"embedding": 0.1, "output": 0.02, "vector": 0.004}
-    changes = [f"optimizer.{kind}_learning_rate={rate}" for kind, rate in rates.items()]
+    changes = [f"optimizer.muon.{kind}_learning_rate={rate}" for kind, rate in rates.items()]
     changes += ["optimizer.kind=muon", "optimizer.learning_rate=0.01"]
     changes += ["optimizer.learning_rate_factors={'*input_layernorm*': 3}"]
     config = load_config("demo", [*changes, "model.tied_embeddings=false"])
-    found = {
+    peak_rates = {
         tensor.name: config.optimizer.learning_rate * config.optimizer.rate_factor(tensor)
         for tensor in config.inventories[0]
     }
     layer = "decoder.layers.0"
-    assert found["embedding.word_embeddings.weight"] == pytest.approx(0.1)
-    assert found["output_layer.weight"] == pytest.approx(0.02)
-    assert found["decoder.final_layernorm.weight"] == pytest.approx(0.004)
-    assert found[f"{layer}.input_layernorm.weight"] == pytest.approx(0.012)
-    assert found[f"{layer}.mlp.linear_fc1.weight"] == pytest.approx(0.01)
+    assert peak_rates["embedding.word_embeddings.weight"] == pytest.approx(0.1)
+    assert peak_rates["output_layer.weight"] == pytest.approx(0.02)
+    assert peak_rates["decoder.final_layernorm.weight"] == pytest.approx(0.004)
+    assert peak_rates[f"{layer}.input_layernorm.weight"] == pytest.approx(0.012)
+    assert peak_rates[f"{layer}.mlp.linear_fc1.weight"] == pytest.approx(0.01)

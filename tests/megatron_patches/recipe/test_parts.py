@@ -13,14 +13,14 @@ def test_a_rank_has_its_share_of_what_is_cut() -> None:
     whole = replace(ROWS, cut=None)
     columns = replace(ROWS, cut=1)
     some = replace(ROWS, groups=(False, True, True, True))  # heads of two rows
-    assert [[*one.rows(6, 1, 2)] for one in (ROWS, whole, columns, some)] == [
+    assert [[*tensor.rows(6, 1, 2)] for tensor in (ROWS, whole, columns, some)] == [
         [3, 4, 5],
         [*range(6)],
         [*range(6)],
         [4, 5, 6, 7],
     ]
     assert [*some.rows(6, 0, 2)] == [2, 3] and some.rank_shape(0, 2) == (2, 4)
-    assert [one.rank_shape(1, 2) for one in (ROWS, whole, columns, some)] == [
+    assert [tensor.rank_shape(1, 2) for tensor in (ROWS, whole, columns, some)] == [
         (3, 4),
         (6, 4),
         (6, 2),
@@ -33,7 +33,7 @@ def test_a_rank_has_its_share_of_what_is_cut() -> None:
 def test_what_trains_is_stored_and_what_is_kept_too() -> None:
     buffer = replace(ROWS, phase=None)
     kept = replace(buffer, kind="kept")
-    assert [(one.trains, one.stored) for one in (ROWS, buffer, kept)] == [
+    assert [(tensor.trains, tensor.stored) for tensor in (ROWS, buffer, kept)] == [
         (True, True),
         (False, False),
         (False, True),

@@ -200,7 +200,7 @@ def test_texts_that_name_no_layers(text: str, said: str) -> None:
 
 def test_heads_are_spread_and_a_fraction_is_some_of_them() -> None:
     every = (0, 1, 2, 3)
-    assert [spread(one, 4) for one in (0, 0.5, 0.75, 1)] == [(), (1, 3), (1, 2, 3), every]
+    assert [spread(share, 4) for share in (0, 0.5, 0.75, 1)] == [(), (1, 3), (1, 2, 3), every]
     for fraction, said in (
         (-0.1, "is not a fraction"),
         (1.5, "is not a fraction"),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from laboratory.study.sealed import Sealed, design_settings
+from laboratory.study.sealed import Measure, Sealed, design_settings
+from laboratory.study.verdict import fixed_rule
 from megatron_patches.recipe.optimizers import KINDS, Kind, Muon, Rule, kind_setting
 from pretrain.config import optimizer
 from pretrain.config.keys import DEFAULTS, effective_changes
@@ -134,6 +135,8 @@ def test_seals_and_tables_have_the_key() -> None:
     assert settings["optimizer.muon.momentum"] == 0.9
     seal = {
         "hypotheses": [],
+        "measure": Measure(match="tokens", subjects=[], rule=fixed_rule(1)).model_dump(),
+        "other_seeds": {},
         "stopping_rule": "none",
         "fixed_n": True,
         "grid": {"file": "grid.yaml", "sha256": "0"},

@@ -117,11 +117,11 @@ ALLOWED = {
 
 
 def test_names_of_the_run_directory_are_written_once() -> None:
-    files = sorted((ROOT / "pretrain").rglob("*.py"))
+    files = [*(ROOT / "pretrain").rglob("*.py"), *(ROOT / "laboratory").rglob("*.py")]
     owner = ROOT / "pretrain/runs/directory.py"
     for path in files:
         if path != owner:
             found = texts(path) & NAMES
-            name = str(path.relative_to(ROOT / "pretrain"))
+            name = "/".join(path.relative_to(ROOT).parts[1:])
             assert found <= ALLOWED.get(name, set()), f"{name} writes {found} again"
     assert {"config.yaml", "latest", MARKER, FINISHED, "step_"} <= texts(owner)

@@ -157,13 +157,13 @@ def test_only_temporary_files_of_this_program_are_left_behind(run: RunDirectory)
 
 REMOVES = {"rmtree", "unlink", "rmdir", "remove", "removedirs", "truncate"}
 OUTSIDE = {
-    "compare/report.py": "links that it made itself in --out",
-    "export/directories.py": "what it made itself beside --out",
-    "export/run_exports.py": "exports, which are made again",
-    "reporting/plots.py": "figures in --out",
-    "runs/lock.py": "directories that were made for the lock, if they are empty",
-    "runs/metrics_file.py": "records after the checkpoint that a run resumes from",
-    "study/report.py": "pages of an earlier report in --out",
+    "laboratory/compare/report.py": "links that it made itself in --out",
+    "pretrain/export/directories.py": "what it made itself beside --out",
+    "pretrain/export/run_exports.py": "exports, which are made again",
+    "laboratory/reporting/plots.py": "figures in --out",
+    "pretrain/runs/lock.py": "directories that were made for the lock, if they are empty",
+    "pretrain/runs/metrics_file.py": "records after the checkpoint that a run resumes from",
+    "laboratory/results/figures.py": "figures in --out",
 }
 
 
@@ -179,27 +179,29 @@ def removals(path: Path) -> Iterator[str]:
 
 def test_all_that_is_removed_of_a_run_is_removed_in_one_place() -> None:
     found = {
-        str(path.relative_to(ROOT / "pretrain")): [*removals(path)]
-        for path in sorted((ROOT / "pretrain").rglob("*.py"))
+        str(path.relative_to(ROOT)): [*removals(path)]
+        for package in ("pretrain", "laboratory")
+        for path in (ROOT / package).rglob("*.py")
     }
     removing = {name for name, places in found.items() if places}
-    assert removing == {"runs/removal.py", *OUTSIDE}
+    assert removing == {"pretrain/runs/removal.py", *OUTSIDE}
 
 
 WRITES = {"write_text_atomically", "write_json", "replace_file", "write_text", "write_bytes"}
 RECORD = re.compile(r"\.(config|environment|audit|summary|metrics|latest|state_file)\b")
 WRITERS = {
-    "checkpoint/branching.py": "the first records of a branch, which has none yet",
-    "replay/prepare.py": "of a directory that it has just made",
-    "runs/directory.py": "the state, and `latest`, once what it named has been judged",
-    "training/run_files.py": "what `training.earlier` has read before, or refused",
+    "pretrain/checkpoint/branching.py": "the first records of a branch, which has none yet",
+    "laboratory/replay/prepare.py": "of a directory that it has just made",
+    "pretrain/runs/directory.py": "the state, and `latest`, once what it named has been judged",
+    "pretrain/training/run_files.py": "what `training.earlier` has read before, or refused",
 }
 
 
 def test_the_records_of_a_run_are_written_anew_by_who_has_read_them() -> None:
     writing = {
-        str(path.relative_to(ROOT / "pretrain"))
-        for path in sorted((ROOT / "pretrain").rglob("*.py"))
+        str(path.relative_to(ROOT))
+        for package in ("pretrain", "laboratory")
+        for path in (ROOT / package).rglob("*.py")
         for node in nodes(path)
         if isinstance(node, ast.Call)
         and ast.unparse(node.func).rpartition(".")[2] in WRITES

@@ -126,7 +126,7 @@ def test_no_tag_is_written_anywhere_else_in_the_program() -> None:
         rf"({'|'.join(sorted({tag.partition('/')[0] for tag in PUBLIC}))})/[\w/]*"
     )
     table = ROOT / "pretrain/runs/tags.py"
-    for path in sorted((ROOT / "pretrain").rglob("*.py")):
+    for path in [*(ROOT / "pretrain").rglob("*.py"), *(ROOT / "laboratory").rglob("*.py")]:
         found = {text for text in texts(path) if like_a_tag.fullmatch(text)}
         expected = set(PUBLIC) if path == table else set()
         assert found == expected, f"{path.relative_to(ROOT)} writes {found ^ expected}"
