@@ -1,7 +1,7 @@
 """A configuration on a number of ranks, with what follows from both, computed once.
 
 `resolve` is where a run learns whether its configuration fits its ranks. All later code takes
-the parts that it needs: a section, the shape, the policy, the layout, DeepSpeed's settings.
+the parts that it needs: a section, the shape, the policy, the layout, the run's directory.
 """
 
 from __future__ import annotations
@@ -10,9 +10,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.recipe.parts import ModelShape
+from megatron_patches.recipe.policy import QKPolicy
+from megatron_patches.recipe.recipes import ScoreRecipe
 from pretrain.config.deepspeed import deepspeed_settings, settings_digest, zero_stage
 from pretrain.config.refusals import check_ranks, check_stage, require_wandb
+from pretrain.config.schedule import Phase
 from pretrain.config.tree import Config
+from pretrain.runs.directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,24 @@ class Resolved:
     """A configuration that fits its ranks.
 
     Attributes:
-        config: The configuration; shape, policy, recipe and phases are properties of it.
+        config: The configuration, for functions that need most of its sections.
+        recipe: Of the Query/Key bank, or of the score matrices in its place; None: of neither.
+        phases: Phases of training, in order.
+        directory: The run's directory.
+        trunk: Directory of the run that this one branches from; None: it is no branch.
         layout: The spread over the ranks, with the ZeRO stage.
         deepspeed: Settings for DeepSpeed, with the keys that follow from `config` filled in.
         deepspeed_sha256: SHA-256 of the file of `deepspeed.config`; None for a shipped name.
     """
 
     config: Config
+    shape: ModelShape
+    policy: QKPolicy
+    recipe: BankRecipe | ScoreRecipe | None
+    phases: tuple[Phase, ...]
+    total_steps: int
+    directory: RunDirectory
+    trunk: RunDirectory | None
     layout: Layout
     deepspeed: Mapping[str, Any]
     deepspeed_sha256: str | None
@@ -83,4 +100,16 @@ def resolve(config: Config, world_size: int) -> Resolved:
         micro_batch_size=config.data.micro_batch_size,
         dtype=config.precision.dtype,
     )
-    return Resolved(config, layout, settings, digest)
+    return Resolved(
+        config=config,
+        shape=config.shape,
+        policy=config.policy,
+        recipe=config.recipe,
+        phases=config.phases,
+        total_steps=config.total_steps,
+        directory=config.run_directory,
+        trunk=config.trunk,
+        layout=layout,
+        deepspeed=settings,
+        deepspeed_sha256=digest,
+    )
