@@ -35,6 +35,7 @@ from pretrain.checkpoint.slices import Slice, slices_of_rank
 from pretrain.config.sections import TelemetrySection
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.tags import SPECTRAL_NORM, UPDATE_NORM, WEIGHT_NORM
+from pretrain.training.optimizers import row_norms
 
 
 @dataclass(frozen=True)
@@ -312,9 +313,9 @@ class WeightNorms(AfterUpdate):
         sums = torch.zeros(len(elements), 3, dtype=torch.float64, device=self._context.device)
         for weight_slice, earlier in self._earlier:
             now = weight_slice.values(MASTER)
-            lengths = [torch.linalg.vector_norm(values).double() for values in (now, now - earlier)]
+            norms_of_both = [row_norms(values).double() for values in (now, now - earlier)]
             row = sums[numbers[kind_of(weight_slice.name)]]
-            row[:2] += torch.stack(lengths).square()
+            row[:2] += torch.stack([norms.square().sum() for norms in norms_of_both])
             row[2] += weight_slice.length
         dist.all_reduce(sums)
         element_counts = torch.tensor(list(elements.values()), dtype=sums.dtype, device=sums.device)
