@@ -7,7 +7,7 @@ the parts that it needs: a section, the shape, the policy, the layout, the run's
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from megatron_patches.bank.orthonormal import BankRecipe
@@ -63,8 +63,8 @@ class Resolved:
     recipe: BankRecipe | ScoreRecipe | None
     phases: tuple[Phase, ...]
     total_steps: int
-    directory: RunDirectory
-    trunk: RunDirectory | None
+    directory: RunDirectory = field(compare=False)  # follows from the configuration
+    trunk: RunDirectory | None = field(compare=False)
     layout: Layout
     deepspeed: Mapping[str, Any]
     deepspeed_sha256: str | None

@@ -136,7 +136,11 @@ class PhasedEngine:
                 state.give_optimizer(self.engine)
         self.update = GuardedUpdate(self.engine)
         self.actions = actions_after_update(
-            self.engine, self._context, resolved.shape, config.optimizer.qk_clip, config.telemetry
+            self.engine,
+            self._context,
+            shape=resolved.shape,
+            qk_clip=config.optimizer.qk_clip,
+            telemetry=config.telemetry,
         )
 
     def audit_of_phases(self, before: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -152,6 +152,7 @@ def around_update(actions: Sequence[AfterUpdate], step: int) -> Iterator[dict[st
 def actions_after_update(
     engine: Any,
     context: ParallelContext,
+    *,
     shape: ModelShape,
     qk_clip: float | None,
     telemetry: TelemetrySection,
