@@ -1,4 +1,4 @@
-"""The verbs `try` and `demo`: text to two trained models and a page that compares them.
+"""The verbs `try` and `demo`: text to trained models and a page that compares them.
 
 Every step is a command that a user could give: train-tokenizer, tokenize, verify, sweep, compare.
 Each redoes nothing that is finished, so a trial that was stopped or killed resumes when it is
@@ -48,6 +48,11 @@ DESIGNS = "demo_frozen_designs"
 """The grid whose entries are the designs; the first is the baseline."""
 SPELLED_OUT, _FACTORS = "monarch_shared_conv4", "optimizer.learning_rate_factors"
 """The entry that is the leading variant, and what else it sets."""
+CAUTION = (
+    "one run of each variant decides nothing: README's findings say what more seeds and tokens "
+    "have shown"
+)
+"""What is said above the path of the page."""
 PROMPTS, PROMPT_TOKENS = 2, 12
 PLACES = ("run.name", "run.directory", "data.directory")
 """Settings that follow from --out."""
@@ -59,17 +64,37 @@ Out = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of both runs; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of all runs; repeatable."),
 ]
 
 
 @dataclass(frozen=True)
+class Arms:
+    """The designs of a trial, of which each differs in one thing from the one before.
+
+    Attributes:
+        entries: Entries of a sweep, in that order.
+        baseline: Name of the one that the page compares the others with.
+        difference: Lines that say what the designs differ in.
+    """
+
+    entries: tuple[Mapping[str, Any], ...]
+    baseline: str
+    difference: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the designs, which their runs have too."""
+        return tuple(map(_name, self.entries))
+
+
+@dataclass(frozen=True)
 class Trial:
-    """Request for a trial: options of its steps, and settings of both runs on top of `demo`."""
+    """Request for a trial: options of its steps, and settings of all runs on top of `demo`."""
 
     texts: tuple[str, ...]
     name: str
-    designs: tuple[str, ...]
+    arms: Arms
     jobs: int
     local_ranks: int
     of_tokenizer: tuple[str, ...]
@@ -90,14 +115,17 @@ def try_(
     ] = 4,
     design: Annotated[
         str,
-        typer.Option(help=f"What is tried beside vanilla: {LEADING}, or one of grid {DESIGNS}."),
+        typer.Option(help=f"What is tried: {LEADING}, or one of grid {DESIGNS}."),
     ] = LEADING,
     settings: Settings = None,
     text_key: Annotated[
         str, typer.Option(help="Key of the text in a record; of several the first that it has.")
     ] = "text|content|body",
 ) -> None:
-    """Try it on your own text: a tokenizer, two models trained side by side, their comparison.
+    """Try it on your own text: a tokenizer, models trained side by side, their comparison.
+
+    A variant with adapters is compared with trained queries and keys that have the same adapters,
+    beside `vanilla`, which has none.
 
     Size and length follow from the text, the cores and --minutes, and are said first.
 
@@ -119,24 +147,26 @@ def try_(
         )
     cores = usable_cores()
     overrides = _parse_settings(settings)
-    planned, *options = plan_sizes(size, cores, minutes, overrides.get(VOCAB_SIZE))
+    arms = choose_arms(design)
+    jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
+    rounds = -(-len(arms.entries) // jobs)
+    planned, *options = plan_sizes(
+        size, cores / jobs, _training_seconds(minutes) / rounds, overrides.get(VOCAB_SIZE)
+    )
     of_tokenizer, of_shards = ((*words, f"--text-key={text_key}") for words in options)
     # A file that is no text, or damaged, is named and left out.
     of_tokenizer += ("--allow-damaged",)
     of_shards += ("--allow-damaged", "--max-reject-rate=1")
-    jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
-    both = planned | overrides
-    designs = (next(iter(_designs())), design)
     # The other steps refuse a table without the text's column, so they get the files beside it.
     trial = Trial(
         texts=(str(linked(read, out)),) if tables else tuple(texts),
         name="text",
-        designs=designs,
+        arms=arms,
         jobs=jobs,
         local_ranks=1,
         of_tokenizer=of_tokenizer,
         of_shards=of_shards,
-        settings=both,
+        settings=planned | overrides,
     )
     amount = f"{len(read)} file{'s' if len(read) > 1 else ''}, {size / 1e6:,.1f} MB"
     summary = f"{amount}; {cores} cores, about {minutes:g} minutes"
@@ -159,11 +189,11 @@ def demo(
 
     overrides = _parse_settings(settings)
     placed = {} if out == Path("demo") else {"data.directory": str(out / "shards")}
-    designs = (next(iter(_designs())), load_config("demo").attention.variant)
+    arms = choose_arms(load_config("demo").attention.variant)
     trial = Trial(
         texts=(str(out / "corpus"),),
         name="demo",
-        designs=designs,
+        arms=arms,
         jobs=1,
         local_ranks=4,
         of_tokenizer=(f"--vocab-size={overrides.get(VOCAB_SIZE, 4096)}",),
@@ -259,8 +289,13 @@ def linked(files: Sequence[InputFile], out: Path) -> Path:
     return directory
 
 
+def _training_seconds(minutes: float) -> float:
+    """Return the seconds of a trial's minutes in which it trains."""
+    return max(30.0, 60 * minutes - OTHER_SECONDS)
+
+
 def plan_sizes(
-    size: int, cores: int, minutes: float, vocab_size: int | None = None
+    size: int, cores: float, seconds: float, vocab_size: int | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
     """Choose sizes for a text.
 
@@ -268,8 +303,8 @@ def plan_sizes(
 
     Args:
         size: Bytes of the text.
-        cores: Cores of this machine.
-        minutes: Minutes to train for.
+        cores: Cores of one run.
+        seconds: Seconds to train a run for.
         vocab_size: Tokens of the vocabulary; None: by the size of the text.
 
     Returns:
@@ -282,8 +317,7 @@ def plan_sizes(
     held_out = min(0.5, max(0.05, 8 / documents))
     # About 3.5 bytes a token with 4,096 pieces, 2.7 with 1,024.
     text_tokens = size * (1 - held_out) / (3.5 if vocab_size >= 4096 else 2.7)
-    # Two runs share the cores, or take turns on all of them.
-    work = PARAMETERS_TOKENS * cores / 2 * max(30.0, 60 * minutes - OTHER_SECONDS)
+    work = PARAMETERS_TOKENS * cores * seconds
     shapes = [
         (parameters(layers, width, vocab_size), layers, width, heads)
         for layers, width, heads in SIZES
@@ -371,11 +405,75 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     samples = [override_text("telemetry.sample_prompts", prompts)] if trial.name == "demo" else []
     step("3/4 training", "pretrain sweep", str(plan), *samples, *spread)
     page = out / "comparison"
-    runs = [str(out / "runs" / name) for name in trial.designs]
-    against = (f"--baseline={trial.designs[0]}", f"--out={page}")
+    runs = [str(out / "runs" / name) for name in trial.arms.names]
+    against = (f"--baseline={trial.arms.baseline}", f"--out={page}")
     asked = [f"--prompt={text}" for text in prompts]
     step("4/4 comparison", "pretrain compare", *runs, *against, *asked)
-    typer.echo(f"the page: {page / 'report.html'}")
+    typer.echo(f"{CAUTION}\nthe page: {page / 'report.html'}")
+
+
+def choose_arms(design: str) -> Arms:
+    """Return a design with what it is compared with.
+
+    Args:
+        design: LEADING, or the name of an entry of the grid DESIGNS.
+
+    Raises:
+        UserError: there is no such design, or it is the baseline itself.
+    """
+    from pretrain.config.load import load_config
+    from pretrain.config.sources import did_you_mean, override_text
+
+    entries = _designs()
+    vanilla = next(iter(entries))
+    if design == vanilla:
+        raise UserError(f"--design {design} is what the others are compared with; choose another")
+    if design not in entries:
+        hint = did_you_mean(design, entries) or f"; there are {', '.join(entries)}"
+        raise UserError(f"--design {design} is none of the grid {DESIGNS}{hint}")
+    entry = entries[design]
+    overrides = [override_text(key, value) for key, value in entry.items() if key != "name"]
+    policy = load_config("demo", overrides).policy
+    kind = "trained" if policy.trainable else "frozen"
+    rows = f"{design} has {kind} queries and keys of its own kind"
+    if not policy.adapters:
+        sentence = f"{rows}; {vanilla} trains dense ones"
+        return Arms((entries[vanilla], entry), baseline=vanilla, difference=sentence)
+    twin = _named(entries, _twin(entry, policy.adapters))
+    adapters = f"{_name(twin)} is {vanilla} with the adapters {', '.join(policy.adapters)}"
+    if twin == entry:
+        return Arms((entries[vanilla], entry), baseline=vanilla, difference=adapters)
+    sentence = f"{adapters}\n{rows} and the same adapters: the page compares it with {_name(twin)}"
+    return Arms((entries[vanilla], twin, entry), baseline=_name(twin), difference=sentence)
+
+
+def _twin(entry: Mapping[str, Any], adapters: Sequence[str]) -> dict[str, Any]:
+    """Return `vanilla` with a design's adapters and rates."""
+    kept = ("attention.low_rank",) if "low_rank" in adapters else ()
+    return {
+        "name": f"vanilla_{'_'.join(adapters)}",
+        "attention.variant": "vanilla",
+        "attention.adapters": list(adapters),
+        **{
+            key: value
+            for key, value in entry.items()
+            if key in kept or not (key == "name" or key.startswith("attention."))
+        },
+    }
+
+
+def _named(
+    entries: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the entry that is the wanted one but for its name, or the wanted one."""
+    for entry in entries.values():
+        if {**entry, "name": None} == {**wanted, "name": None}:
+            return entry
+    return wanted
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("name", entry["attention.variant"]))
 
 
 def _designs() -> dict[str, dict[str, Any]]:
@@ -383,32 +481,24 @@ def _designs() -> dict[str, dict[str, Any]]:
     from laboratory.sweep.grid import read_grid
 
     entries = read_grid(DESIGNS).content.entries or []
-    designs = {entry.get("name", entry["attention.variant"]): entry for entry in entries}
+    designs = {_name(entry): entry for entry in entries}
     factors = {_FACTORS: designs[SPELLED_OUT][_FACTORS]}
     return designs | {LEADING: {"name": LEADING, "attention.variant": LEADING, **factors}}
 
 
 def _grid(trial: Trial, out: Path) -> dict[str, Any]:
-    """Return the sweep of both runs; refuse an unknown design."""
-    from pretrain.config.sources import did_you_mean
-
-    entries = _designs()
-    for name in trial.designs:
-        if trial.designs.count(name) > 1:
-            raise UserError(f"--design {name} is what the others are compared with; choose another")
-        if name not in entries:
-            hint = did_you_mean(name, entries) or f"; there are {', '.join(entries)}"
-            raise UserError(f"--design {name} is none of the grid {DESIGNS}{hint}")
-        for key in trial.settings.keys() & entries[name].keys():
+    """Return the sweep of a trial's runs; refuse a setting that a design has itself."""
+    for entry in trial.arms.entries:
+        for key in trial.settings.keys() & entry.keys():
             raise UserError(
-                f"--set {key}: --design chooses it, or {name} has its own; leave it out"
+                f"--set {key}: --design chooses it, or {_name(entry)} has its own; leave it out"
             )
     settings = {"data.directory": str(out / "shards"), **trial.settings} if trial.settings else {}
     return {
         "base": "demo",
         "directory": str(out / "runs"),
         "set": settings,
-        "list": [entries[name] for name in trial.designs],
+        "list": list(trial.arms.entries),
     }
 
 
@@ -433,7 +523,7 @@ def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
 
 
 def _training_sentence(trial: Trial, grid: Mapping[str, Any]) -> str:
-    """Return what will be trained, in one sentence."""
+    """Return the designs, their difference, and the sizes that will be trained."""
     from pretrain.config.load import load_config
     from pretrain.config.sources import override_text
 
@@ -442,7 +532,8 @@ def _training_sentence(trial: Trial, grid: Mapping[str, Any]) -> str:
     model, tokens = config.model, config.data.global_batch_size * config.data.sequence_length
     count = parameters(model.num_layers, model.hidden_size, model.vocab_size)
     return (
-        f"{' beside '.join(trial.designs)}:\n{model.num_layers} layers of {model.hidden_size}, "
+        f"{' beside '.join(trial.arms.names)}:\n{trial.arms.difference}\n"
+        f"{model.num_layers} layers of {model.hidden_size}, "
         f"about {count / 1e6:.1f} M parameters, {config.total_steps:,} steps of {tokens:,} tokens"
     )
 

@@ -20,8 +20,10 @@ from laboratory.quickstart import (
     Trial,
     _designs,
     _grid,
+    _training_seconds,
     _training_sentence,
     _write_grid,
+    choose_arms,
     linked,
     parameters,
     plan_sizes,
@@ -51,11 +53,13 @@ def refused(*words: str) -> str:
 
 
 def planned(size: int, cores: int, minutes: float, **own: Any) -> Trial:
-    settings, of_tokenizer, of_shards = plan_sizes(size, cores, minutes)
+    # Three runs, two at a time.
+    options = plan_sizes(size, cores / 2, _training_seconds(minutes) / 2)
+    settings, of_tokenizer, of_shards = options
     return Trial(
         texts=("x",),
         name="text",
-        designs=("vanilla", LEADING),
+        arms=choose_arms(LEADING),
         jobs=2,
         local_ranks=1,
         of_tokenizer=of_tokenizer,
@@ -84,7 +88,7 @@ def test_more_time_and_more_cores_train_on_more_tokens_but_few_texts_are_not_rea
 
 
 def test_a_vocabulary_that_is_given_is_that_of_tokenizer_and_model() -> None:
-    settings, of_tokenizer, _ = plan_sizes(2 * 10**6, 2, 4, 374)
+    settings, of_tokenizer, _ = plan_sizes(2 * 10**6, 1, 165, 374)
     assert settings["model.vocab_size"] == 374 and "--vocab-size=374" in of_tokenizer
 
 
@@ -101,7 +105,8 @@ def test_the_default_is_done_in_five_minutes_on_two_cores_at_half_the_demos_spee
     That is 6.5e3 tokens a second.
     """
     trial = planned(3_000_000, 2, 4)
-    tokens = 2 * trial.settings["schedule.steps"] * 8 * 128
+    rounds = 2
+    tokens = 2 * rounds * trial.settings["schedule.steps"] * 8 * 128
     assert parameters(4, 128, 4096) == 1_310_720
     assert tokens / 6.5e3 < 5 * 60 - 75
 
@@ -110,24 +115,66 @@ def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
     trial = planned(10**6, 2, 4, **{"schedule.steps": 7, "schedule.warmup_steps": 1})
     grid = _grid(trial, tmp_path)
     runs = expand(read_grid(str(_write_grid(grid, tmp_path))))
-    assert [run.name for run in runs] == ["vanilla", LEADING]
+    assert [run.name for run in runs] == ["vanilla", "vanilla_conv4", LEADING]
     configs = [load_config("demo", run.overrides()) for run in runs]
     assert [config.run_path for config in configs] == [tmp_path / "runs" / run.name for run in runs]
     assert all(config.total_steps == 7 for config in configs)
-    assert configs[0].policy.trainable and not configs[1].policy.trainable
+    assert [config.policy.trainable for config in configs] == [True, True, False]
+    # The frozen design and its baseline differ in queries and keys alone.
+    assert trial.arms.baseline == "vanilla_conv4"
+    assert configs[1].policy.adapters == configs[2].policy.adapters != ()
     entry = _designs()[SPELLED_OUT].items()
     spelled_out = [override_text(key, value) for key, value in entry if key != "name"]
-    assert configs[1].policy == load_config("demo", spelled_out).policy
-    assert configs[1].optimizer.learning_rate_factors == {"*_taps": 3, "*.log_scale": 3}
-    assert _training_sentence(trial, grid).startswith(
-        f"vanilla beside {LEADING}:\n4 layers of 128, about 1.3 M parameters, 7 "
-    )
+    assert configs[2].policy == load_config("demo", spelled_out).policy
+    for config in configs[1:]:
+        assert config.optimizer.learning_rate_factors == {"*_taps": 3, "*.log_scale": 3}
+    lines = _training_sentence(trial, grid).splitlines()
+    assert lines[0] == f"vanilla beside vanilla_conv4 beside {LEADING}:"
+    assert lines[1].startswith("vanilla_conv4 is vanilla with the adapters short_convolution, ")
+    assert lines[2].endswith("and the same adapters: the page compares it with vanilla_conv4")
+    assert lines[3].startswith("4 layers of 128, about 1.3 M parameters, 7 ")
     _write_grid(grid, tmp_path)  # again: goes on
     with pytest.raises(
         UserError,
         match=r"^\S*/sweep.yaml is of another size of text.*; give another --out, or delete \S*$",
     ):
         _write_grid(_grid(planned(10**6, 2, 9), tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("design", "names", "baseline"),
+    [
+        ("orthogonal", ["vanilla", "orthogonal"], "vanilla"),
+        ("vanilla_conv4", ["vanilla", "vanilla_conv4"], "vanilla"),
+        ("shared", ["vanilla", "vanilla_channel_scale", "shared"], "vanilla_channel_scale"),
+        (
+            "trained_shared_conv4",
+            ["vanilla", "vanilla_conv4", "trained_shared_conv4"],
+            "vanilla_conv4",
+        ),
+    ],
+)
+def test_a_design_is_compared_with_what_differs_in_one_thing(
+    design: str, names: list[str], baseline: str
+) -> None:
+    arms = choose_arms(design)
+    assert (list(arms.names), arms.baseline) == (names, baseline)
+
+
+@pytest.mark.parametrize("design", [*list(_designs())[1:]])
+def test_every_design_has_a_baseline_with_its_adapters(design: str) -> None:
+    arms = choose_arms(design)
+    policies = {}
+    rates = {}
+    for name, entry in zip(arms.names, arms.entries, strict=True):
+        overrides = [override_text(key, value) for key, value in entry.items() if key != "name"]
+        config = load_config("demo", overrides)
+        policies[name] = config.policy
+        rates[name] = config.optimizer.learning_rate_factors
+    assert policies[arms.baseline].trainable and not policies[arms.baseline].shared
+    if arms.baseline != "vanilla":
+        assert policies[design].adapters == policies[arms.baseline].adapters
+        assert rates[design] == rates[arms.baseline]
 
 
 def test_the_demo_is_the_config_of_that_name(
