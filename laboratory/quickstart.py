@@ -439,7 +439,7 @@ def choose_arms(design: str) -> Arms:
     if not policy.adapters:
         sentence = f"{rows}; {vanilla} trains dense ones"
         return Arms((entries[vanilla], entry), baseline=vanilla, difference=sentence)
-    twin = _named(entries, _twin(entry, policy.adapters))
+    twin = _named(entries, _twin(entry, entries[vanilla], policy.adapters))
     adapters = f"{_name(twin)} is {vanilla} with the adapters {', '.join(policy.adapters)}"
     if twin == entry:
         return Arms((entries[vanilla], entry), baseline=vanilla, difference=adapters)
@@ -447,17 +447,19 @@ def choose_arms(design: str) -> Arms:
     return Arms((entries[vanilla], twin, entry), baseline=_name(twin), difference=sentence)
 
 
-def _twin(entry: Mapping[str, Any], adapters: Sequence[str]) -> dict[str, Any]:
-    """Return `vanilla` with a design's adapters and rates."""
-    kept = ("attention.low_rank",) if "low_rank" in adapters else ()
+def _twin(
+    entry: Mapping[str, Any], vanilla: Mapping[str, Any], adapters: Sequence[str]
+) -> dict[str, Any]:
+    """Return `vanilla` with a design's adapters, their settings and the design's rates."""
+    settings_of_adapters = {f"attention.{name}" for name in adapters}
     return {
-        "name": f"vanilla_{'_'.join(adapters)}",
-        "attention.variant": "vanilla",
+        **vanilla,
+        "name": "_".join([_name(vanilla), *adapters]),
         "attention.adapters": list(adapters),
         **{
             key: value
             for key, value in entry.items()
-            if key in kept or not (key == "name" or key.startswith("attention."))
+            if key in settings_of_adapters or not key.startswith(("attention.", "name"))
         },
     }
 

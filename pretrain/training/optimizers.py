@@ -21,7 +21,6 @@ from pretrain.checkpoint.slices import STEP
 from pretrain.config.optimizer import OptimizerSection
 from pretrain.ranks.groups import ParallelContext
 
-
 NORM_ROW = 4096
 """Elements whose squares `row_norms` adds in their own type."""
 
