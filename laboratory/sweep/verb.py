@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from laboratory.sweep.plan import PlannedRun
     from laboratory.sweep.running import Outcome
 
+CORE_FLOPS = 3e10
+"""FLOPs that one core of a server executes in a second, in models of a few million parameters."""
 FIXED_N = "judged once, when all runs are finished"
 """Stopping rule of a sweep."""
 MIN_WIDTH = 120  # so that a table in a log is not folded at 80 columns
@@ -110,7 +112,7 @@ def sweep(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Only list the runs, what each has done, and their overrides."
+            "--dry-run", help="Only list the runs: what each has done, its settings, its size."
         ),
     ] = False,
 ) -> None:
@@ -175,9 +177,7 @@ def sweep(
         typer.echo(f"sealed: {sealed.path}")
     runs = runs[share]
     if dry_run:
-        for run in runs:
-            words = shlex.join([run.base, *run.overrides])
-            typer.echo(f"{run.name}  ({run.standing})\n    {words}")
+        _print_plan(runs)
         return
     typer.echo(_headline(runs, jobs, local_ranks))
     outcomes = run_sweep(runs, jobs, local_ranks, signals=signals, report=Progress(runs, jobs))
@@ -323,6 +323,35 @@ def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
     return (
         f"{len(runs)} runs in {where}:\n{count['finished']} finished, {count['partial']} to "
         f"resume, {count['new']} to start; {jobs} at a time, {ranks}"
+    )
+
+
+def _print_plan(runs: Sequence[PlannedRun]) -> None:
+    """Print the settings that all runs share, a row of each run, and what there is to train."""
+    from rich.console import Console
+
+    from pretrain.reporting.tables import Table, rich_table
+
+    common = set.intersection(*(set(run.overrides) for run in runs)) if len(runs) > 1 else set()
+    rows = []
+    for run in runs:
+        others = common | {f"run.name={run.name}"}
+        own_settings = shlex.join(word for word in run.overrides if word not in others)
+        tokens = run.config.tokens_per_step * run.config.total_steps
+        flops = f"{run.config.total_flops:.2e}"
+        rows.append((run.name, run.standing, own_settings, f"{tokens / 1e6:,.1f} M", flops))
+    header = ("run", "state", "settings of its own", "tokens", "FLOPs")
+    table = rich_table(Table(header, rows, text_columns=(0, 1, 2)), bare=True)
+    shared = shlex.join(word for word in runs[0].overrides if word in common)
+    typer.echo(f"every run: {runs[0].base} {shared}".rstrip())
+    width = shutil.get_terminal_size((MIN_WIDTH, 24)).columns
+    Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
+    waiting = [run for run in runs if run.standing != "finished"]
+    flops = sum(run.config.total_flops for run in waiting)
+    typer.echo(
+        f"{len(waiting)} of {len(runs)} runs to train: {flops:.2e} FLOPs, about "
+        f"{_clock(flops / CORE_FLOPS)} on one core of a server; `plan` says how long one takes on "
+        "GPUs"
     )
 
 
