@@ -111,6 +111,11 @@ def train_tokenizer(
         f"{report['round_trip_failures']} round-trip failures on "
         f"{report['held_out_documents']} documents"
     )
+    if coverage := report.get("character_coverage"):
+        typer.echo(
+            f"  the text has more characters than --vocab-size {vocab_size} can hold: those with a "
+            f"token are {coverage:.1%} of the text, and bytes carry the others"
+        )
     if left_out := report.get("left_out"):
         typer.echo(f"  left out: {left_out}")
     show_passed_over(selected.passed_over)

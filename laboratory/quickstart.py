@@ -393,7 +393,7 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
         "data_pipeline train-tokenizer",
         *texts,
         *tokenizer_options,
-        remedy=f"where that size is too high, give --set {VOCAB_SIZE}=N and another --out",
+        remedy=f"another size is given by --set {VOCAB_SIZE}=N, with another --out",
     )
     into = (f"--tokenizer={prefix}.model", f"--out={shards}", f"--name={trial.name}", "--workers=2")
     step("2/4 tokens", "data_pipeline tokenize", *texts, *into, *trial.of_shards)

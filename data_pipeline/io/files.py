@@ -1,16 +1,18 @@
-"""Whole-file helpers: hashing, and writes that are either complete or absent.
+"""Whole-file helpers: regular files, hashing, and writes that are either complete or absent.
 
-`hash_file` and `replace_file` raise OSError, so that callers can word their own message; the other
-functions raise DataError.
+`open_regular`, `read_regular`, `hash_file` and `replace_file` raise OSError, so that callers can
+word their own message; the other functions raise DataError.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -24,8 +26,12 @@ from data_pipeline.io.forms import T, in_form, parse_json
 
 REMAKE = "delete it and make it again"
 TEMPORARY_SUFFIX = ".tmp"
+NOT_REGULAR = "it is not a regular file"
 ABANDONED_AFTER = 600.0
 """Seconds without a write after which a process of another host counts as gone."""
+MOST_BYTES = 1 << 30
+"""Most bytes of a file that is read whole, such as a configuration, an index or a tokenizer."""
+_LFS = b"version https://git-lfs.github.com/spec/"
 _CHUNK_BYTES = 1 << 22
 _CHECKSUM = "checksum"
 
@@ -67,6 +73,60 @@ def refuse_unwritable(out: Path, directory: Path | None = None) -> None:
     raise DataError(f"--out {out} cannot be written: {reason}; name another directory")
 
 
+def open_regular(path: Path, most_bytes: int | None = None, follow_link: bool = True) -> BinaryIO:
+    """Open a regular file for reading; neither wait for a pipe nor read a device.
+
+    A pointer of Git LFS, left in place of a large file, is refused too. Everything that a user or
+    a file names is opened by this function.
+
+    Args:
+        most_bytes: Largest size; None: any.
+        follow_link: Whether a symbolic link is followed; otherwise the link itself is refused.
+
+    Raises:
+        OSError: The path cannot be opened, or is not a regular file of that size.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow_link else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno not in (errno.ENXIO, errno.ELOOP):  # a socket; a link that is not followed
+            raise
+        raise OSError(error.errno, NOT_REGULAR, str(path)) from error
+    stream = os.fdopen(descriptor, "rb")
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+        if most_bytes is not None and status.st_size > most_bytes:
+            raise _too_large(path, status.st_size, most_bytes)
+        if stream.peek(len(_LFS))[: len(_LFS)] == _LFS:
+            problem = "it is a pointer of Git LFS; fetch the file itself with `git lfs pull`"
+            raise OSError(errno.EINVAL, problem, str(path))
+    except OSError:
+        stream.close()
+        raise
+    return stream
+
+
+def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Read a regular file whole.
+
+    Raises:
+        OSError: As `open_regular`.
+    """
+    with open_regular(path, most_bytes) as stream:
+        content = stream.read(most_bytes + 1)
+    if len(content) > most_bytes:  # some files of the system state no size
+        raise _too_large(path, len(content), most_bytes)
+    return content
+
+
+def _too_large(path: Path, size: int, most_bytes: int) -> OSError:
+    problem = f"it has {size:,} bytes, and such a file has {most_bytes:,} at most"
+    return OSError(errno.EFBIG, problem, str(path))
+
+
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes as hex; DataError if the file cannot be read."""
     with refusing(f"read {path}"):
@@ -80,7 +140,7 @@ def hash_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
         progress: Callback that gets the number of bytes of each chunk.
     """
     digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as stream:
+    with open_regular(path) as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             digest.update(chunk)
             if progress is not None:
@@ -263,9 +323,7 @@ def read_json(path: Path, remedy: str = REMAKE) -> dict[str, Any]:
         DataError: If the file cannot be read or holds no JSON object; the message ends in `remedy`.
     """
     with refusing(f"read {path}"):
-        if path.exists() and not path.is_file():  # a pipe would never end
-            raise DataError(f"{path} is not a regular file; {remedy}")
-        content = path.read_bytes()
+        content = read_regular(path)
     try:
         value = parse_json(content)
     except ValueError as error:

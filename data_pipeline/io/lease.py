@@ -4,16 +4,19 @@ Only one process can create the file (O_EXCL). The holder renews it every few se
 holder is gone is recognised by its age on the file server's clock, and on the same machine at once,
 because the process no longer exists. A process that removes a stale lease first takes a second
 lease, named after the inode and time of the stale file, and therefore cannot remove a newer one.
+
+A living process keeps its lease whatever changes around it: it compares the file with what it
+wrote, not with the name that its machine has now; the kernel's boot, not that name, says whether
+another process can look it up; and since a clock may be set, an old file counts as stale only if it
+is not renewed while it is watched.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import socket
-import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -24,15 +27,25 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import naming, refusing, temporary_path
+from data_pipeline.io.files import (
+    NOT_REGULAR,
+    naming,
+    open_regular,
+    read_regular,
+    refusing,
+    temporary_path,
+)
 
 RENEWED_EVERY = 10.0
 # Seconds without a renewal after which the holder counts as gone.
 EXPIRES_AFTER = 90.0
+# Seconds for which a holder must be seen not to renew, whatever the age says: a clock may be set.
+WATCHED_FOR = 2 * RENEWED_EVERY
 # Longest wait, in seconds, for a machine that may be dead.
-GONE_AFTER = EXPIRES_AFTER + 2 * RENEWED_EVERY
-_MARKS = "/proc/self/ns/pid"
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+GONE_AFTER = EXPIRES_AFTER + WATCHED_FOR
+# Namespaces that change the number of a process, and the time at which it seems to have started.
+_SPACES = ("/proc/self/ns/pid", "/proc/self/ns/time")
+_BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class BusyError(DataError):
@@ -54,7 +67,7 @@ class Holder:
 
     Attributes:
         host: Name of the machine.
-        space: Namespace of the process id, a container's or the host's.
+        space: Namespaces of the process id and of time, a container's or the host's.
         pid: Process id.
         job: Number of the Slurm job, with the cluster's name if it has one; empty without a job.
         restarts: Number of times the job was requeued before.
@@ -78,11 +91,11 @@ class Holder:
         restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         return cls(
             host=socket.gethostname(),
-            space=os.readlink(_MARKS) if os.path.exists(_MARKS) else "",
+            space=" ".join(os.readlink(path) for path in _SPACES if os.path.exists(path)),
             pid=os.getpid(),
             job=f"{number} of {cluster}" if number and cluster else number,
             restarts=int(restarts) if restarts.isdigit() else 0,
-            boot=_BOOT.read_text().strip() if _BOOT.exists() else "",
+            boot=_boot(),
             started=_status(os.getpid())[1],
         )
 
@@ -91,26 +104,31 @@ class Holder:
         return f"process {self.pid} on {self.host}{job}"
 
     def is_here(self) -> bool:
-        """Return whether the holder is a process of this machine."""
+        """Return whether the holder is a process that this one can look up, by its number."""
         current = Holder.this()
-        return (self.host, self.space, self.boot) == (current.host, current.space, current.boot)
+        return self.boot != "" and (self.space, self.boot) == (current.space, current.boot)
+
+    def is_alive(self) -> bool:
+        """Return whether the holder certainly lives, as a process of this machine."""
+        if not self.is_here():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # the process exists and belongs to another user
+        # A zombie holds nothing, and another start means that the kernel reused the process id.
+        state, started = _status(self.pid)
+        return state != "Z" and started in ("", self.started)
 
     def is_gone(self) -> bool:
         """Return whether the holder has certainly ended, here or before a requeue of this job."""
         current = Holder.this()
         if self.job and self.job == current.job and self.restarts < current.restarts:
             return True
-        if not self.is_here():
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass  # the process exists and belongs to another user
-        # A zombie holds nothing, and another start means that the kernel reused the process id.
-        state, started = _status(self.pid)
-        return state == "Z" or started not in ("", self.started)
+        # Two copies of one virtual machine have the same boot, but rarely the same name.
+        return self.is_here() and self.host == current.host and not self.is_alive()
 
 
 _HOLDER = TypeAdapter(Holder)
@@ -126,9 +144,19 @@ def _holder(content: bytes) -> Holder | None:
         return None
 
 
+def _boot() -> str:
+    """Return the id of the boot; "" if the system does not tell."""
+    try:
+        return Path(_BOOT).read_text().strip()
+    except OSError:
+        return ""
+
+
 def _status(pid: int) -> tuple[str, str]:
     """Return a process's state (Z for a zombie) and its start; empty strings if unknown."""
     try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return "", ""  # a container sees its host's processes there, by other numbers
         # Field 2, the command in brackets, may itself contain spaces and brackets.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]
@@ -157,6 +185,8 @@ class Lease:
         self._path = path
         self._what = what
         self._wait = wait_seconds
+        self._content = b""
+        self._last_seen = ("", 0.0)
         self._ended = threading.Event()
         self._lost = False
         self._renewal = threading.Thread(target=self._renew, daemon=True)
@@ -181,7 +211,7 @@ class Lease:
                 raise BusyError(
                     f"{holder} is {self._what}{waited}; leave it to that one, or end it and run "
                     f"this again ({self._path} is its lock)",
-                    certain=holder.is_here(),
+                    certain=holder.is_alive(),
                 )
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
@@ -197,7 +227,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Return whether another process took over while this one was suspended."""
+        """Return whether the lease was removed, as by another process during a suspension."""
         return self._lost
 
     def holder(self) -> Holder | None:
@@ -218,7 +248,7 @@ class Lease:
         Raises:
             OSError: If writing fails; the error names the file, which is removed.
         """
-        holder = json.dumps(vars(Holder.this())).encode()
+        content = json.dumps(vars(Holder.this())).encode()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
@@ -226,10 +256,11 @@ class Lease:
             return False
         try:
             with naming(self._path), os.fdopen(descriptor, "wb") as stream:
-                stream.write(holder)
+                stream.write(content)
         except OSError:
             self._path.unlink()
             raise
+        self._content = content
         return True
 
     def _look(self) -> _Seen | None:
@@ -238,36 +269,31 @@ class Lease:
         Raises:
             DataError: If another kind of file has the name, so that no holder can be read.
         """
-        # Neither wait for the other end of a pipe nor follow a link: both are refused below.
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open_regular(self._path, follow_link=False) as stream:
+                status = os.fstat(stream.fileno())
+                content = stream.read(_LONGEST)
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno != errno.ELOOP:
+            if error.strerror != NOT_REGULAR:
                 raise
-            raise self._refusal() from None
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise self._refusal()
-            content = os.read(descriptor, _LONGEST)
-        finally:
-            os.close(descriptor)
+            raise DataError(
+                f"{self._path} is not a regular file, so it is not a lock of {self._what}; remove "
+                "it, and run this again"
+            ) from None
         # Without a holder, the file was created just now and is not yet written.
         holder = _holder(content) or Holder("an unknown host", "?", 0)
         age = self._server_time() - status.st_mtime
         if age < -RENEWED_EVERY:  # the clock was set back: count from now on
             with contextlib.suppress(OSError):
                 os.utime(self._path)
-        gone = holder.is_gone() or age > EXPIRES_AFTER
-        return _Seen(holder, gone, f"{status.st_ino:x}-{status.st_mtime_ns:x}")
-
-    def _refusal(self) -> DataError:
-        return DataError(
-            f"{self._path} is not a regular file, so it is not a lock of {self._what}; remove "
-            "it, and run this again"
-        )
+        mark = f"{status.st_ino:x}-{status.st_mtime_ns:x}"
+        if mark != self._last_seen[0]:
+            self._last_seen = (mark, time.monotonic())
+        unchanged_seconds = time.monotonic() - self._last_seen[1]
+        expired = age > EXPIRES_AFTER and unchanged_seconds > WATCHED_FOR
+        return _Seen(holder, holder.is_gone() or (expired and not holder.is_alive()), mark)
 
     def _server_time(self) -> float:
         """Return the time by the file server's clock: machines' clocks may differ."""
@@ -303,9 +329,9 @@ class Lease:
                 os.utime(self._path)
 
     def _is_own(self) -> bool:
-        """Return whether this process still holds the lease; OSError if unreadable."""
+        """Return whether the lease is the one that this process wrote; OSError if unreadable."""
         try:
-            return _holder(self._path.read_bytes()) == Holder.this()
+            return read_regular(self._path) == self._content
         except FileNotFoundError:
             return False
 
@@ -326,6 +352,6 @@ def held(path: Path, what: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with refusing(f"write the lock {path}"):
             holder = lease.holder()
-            waits = holder is not None and not holder.is_here()
+            waits = holder is not None and not holder.is_alive()
             stack.enter_context(Lease(path, what, GONE_AFTER) if waits else lease)
         yield

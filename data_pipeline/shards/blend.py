@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import refusing
+from data_pipeline.io.files import open_regular, refusing
 from data_pipeline.shards.documents import FORGET_AFTER
 from data_pipeline.shards.manifest import SPLITS, Manifest, Shard
 from data_pipeline.shards.permutation import Int64Array
@@ -376,7 +376,7 @@ def _token_counts(manifest: Manifest, shards: Sequence[Shard], max_tokens: int) 
     for shard in shards:
         path = Path(f"{manifest.prefix(shard)}.bin")
         tokens_to_count = min(shard.tokens, -(-max_tokens * shard.tokens // total))
-        with refusing(f"read {path}"), open(path, "rb") as stream:
+        with refusing(f"read {path}"), open_regular(path) as stream:
             for start in range(0, tokens_to_count, _CHUNK_TOKENS):
                 ids = np.fromfile(
                     stream, manifest.dtype, min(_CHUNK_TOKENS, tokens_to_count - start)

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from data_pipeline.io.files import open_regular
+
 _PROT_READ, _MAP_SHARED = 1, 1  # the same numbers on Linux and macOS
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -29,19 +31,16 @@ class FileMap:
     """
 
     def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            self._size = os.fstat(descriptor).st_size
+        with open_regular(path) as stream:
+            self._size = os.fstat(stream.fileno()).st_size
             if self._size == 0:
                 self.content: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
                 return
-            arguments = (_PROT_READ, _MAP_SHARED, descriptor, 0)
+            arguments = (_PROT_READ, _MAP_SHARED, stream.fileno(), 0)
             address = _libc().mmap(None, self._size, *arguments)
             if address == _FAILED:
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number), str(path))
-        finally:
-            os.close(descriptor)
         self._address = address
         buffer = (ctypes.c_uint8 * self._size).from_address(address)
         # Every array over the map refers to this buffer: the map ends when the last of them does.

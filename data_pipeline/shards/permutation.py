@@ -15,7 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import Draft, read_checked_json, to_checked_json, write_atomically
+from data_pipeline.io.files import (
+    Draft,
+    open_regular,
+    read_checked_json,
+    to_checked_json,
+    write_atomically,
+)
 from data_pipeline.io.lease import Lease
 from data_pipeline.shards.mapping import FileMap
 
@@ -195,7 +201,7 @@ def _load(paths: list[Path], note: Path) -> list[IndexArray] | None:
 
 
 def _map(path: Path) -> IndexArray:
-    with open(path, "rb") as stream:
+    with open_regular(path) as stream:
         np.lib.format.read_magic(stream)
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
         start = stream.tell()
@@ -205,7 +211,7 @@ def _map(path: Path) -> IndexArray:
 
 def _crc32(path: Path) -> int:
     checksum = 0
-    with open(path, "rb") as stream:
+    with open_regular(path) as stream:
         while chunk := stream.read(1 << 22):
             checksum = zlib.crc32(chunk, checksum)
     return checksum

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import Draft, refusing
+from data_pipeline.io.files import Draft, open_regular, refusing
 from data_pipeline.shards.manifest import file_problem
 
 # megatron.core.datasets.indexed_dataset.DType
@@ -89,7 +89,7 @@ def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
     """
     path = Path(f"{prefix}.idx")
     try:
-        with refusing(f"read {path}"), open(path, "rb") as stream:
+        with refusing(f"read {path}"), open_regular(path) as stream:
             magic, version, _, sequences, ends = struct.unpack(
                 "<9sQBQQ", stream.read(_HEADER_BYTES)
             )

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
+from data_pipeline.io.files import read_regular
 from data_pipeline.tokenizer.identity import IdArray
 from data_pipeline.tokenizer.tokenizer import Tokenizer, changes_text, open_tokenizer, read_model
 
@@ -94,7 +95,7 @@ class GigatokenEncoder:
         separator = _separator(proto)
         assert separator is not None
         self._between, self._between_id = separator
-        self._json = sentencepiece_to_tokenizer_json(model.read_bytes())
+        self._json = sentencepiece_to_tokenizer_json(read_regular(model))
         self._renew()
         self._resident = _resident_bytes()
 

@@ -19,7 +19,7 @@ from sentencepiece import sentencepiece_model_pb2
 from typing_extensions import TypedDict
 
 from data_pipeline.errors import DataError, needs_extra
-from data_pipeline.io.files import read_form, refusing, sha256_file
+from data_pipeline.io.files import read_form, read_regular, refusing, sha256_file
 from data_pipeline.tokenizer.identity import HUGGING_FACE, IdArray, TokenizerIdentity
 
 _SPACE_SIGN = "\u2581"
@@ -136,7 +136,7 @@ def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
         DataError: If the file is no SentencePiece model, or has no end-of-document id.
     """
     with refusing(f"read tokenizer {path}"):
-        content = path.read_bytes()
+        content = read_regular(path)
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
     except (RuntimeError, TypeError, UnicodeDecodeError) as error:
@@ -153,7 +153,7 @@ def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
 def read_model(path: Path) -> Any:
     """Read the protocol buffer of a model file that `load_tokenizer` accepts."""
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
-    proto.ParseFromString(path.read_bytes())
+    proto.ParseFromString(read_regular(path))
     return proto
 
 
@@ -222,11 +222,23 @@ def _identify_huggingface(path: Path, eod_token: str) -> TokenizerIdentity:
     return TokenizerIdentity(
         file=path.name,
         sha256=sha256_file(path),
-        vocab_size=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
+        vocab_size=number_of_ids(path),
         model_type=HUGGING_FACE,
         **ids,
         eod_id=number(eod),
     )
+
+
+def number_of_ids(path: Path) -> int:
+    """Return the number of ids of a tokenizer.json, the largest id and one.
+
+    Raises:
+        DataError: If the file cannot be loaded, or has no token.
+    """
+    ids = _load_huggingface(path)[0].get_vocab(with_added_tokens=True).values()
+    if not ids:
+        raise DataError(f"tokenizer {path} has no token")
+    return int(max(ids)) + 1
 
 
 def _load_huggingface(path: Path) -> tuple[Any, str]:
@@ -235,7 +247,7 @@ def _load_huggingface(path: Path) -> tuple[Any, str]:
         import tokenizers
     try:
         with refusing(f"read tokenizer {path}"):
-            tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            tokenizer = tokenizers.Tokenizer.from_str(read_regular(path).decode())
     except DataError:
         raise
     except Exception as error:  # the package raises nothing more special
@@ -248,11 +260,12 @@ def _load_huggingface(path: Path) -> tuple[Any, str]:
 
 def _special_tokens(path: Path) -> dict[str, str]:
     """Return the special tokens that a tokenizer_config.json names."""
-    if not path.is_file():
-        return {}
     try:
-        content = json.loads(path.read_bytes())
+        with refusing(f"read {path}"):
+            content = json.loads(read_regular(path)) if path.exists() else {}
         items = content.items()
+    except DataError:
+        raise
     except (ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is not a JSON object") from error
     contents = {key: v.get("content") if isinstance(v, dict) else v for key, v in items}

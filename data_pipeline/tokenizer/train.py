@@ -18,6 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -68,6 +69,10 @@ _LOSSLESS: Mapping[str, Any] = MappingProxyType(
 # Scores are rounded to multiples of 1/_SCORE_STEPS: their sums are then exact in float32 and
 # float64, and another program's tokenizer breaks ties as SentencePiece does.
 _SCORE_STEPS = 64
+# Tokens for the 256 bytes and the reserved ids.
+_BYTES_AND_RESERVED = 256 + 3
+# Words in SentencePiece's error for a vocabulary smaller than the characters of the text.
+_TOO_MANY_CHARACTERS = "required_chars"
 _HELD_OUT_ONE_IN = 50
 _HELD_OUT_BYTES = 2_000_000
 # Of a corpus much larger than the sample, only files with this many times its bytes are read, but
@@ -204,11 +209,13 @@ def train_tokenizer(
     rejected = _Rejected()
     training, held_out = _sample(files, settings, keys, rejected)
     by_source = training.bytes_by_source()
-    model = _train(training.texts(), settings)
+    model, coverage = _train(training.texts(), settings)
     report = {"file": model_path.name, "sha256": hashlib.sha256(model).hexdigest()}
     report |= {"unk_id": UNK_ID, "bos_id": BOS_ID, "eos_id": EOS_ID, "end_of_document_id": EOS_ID}
     report |= _check(model, held_out, prefix)
     report |= {"damaged": rejected.damaged, "left_out": str(rejected)}
+    if coverage is not None:
+        report["character_coverage"] = round(coverage, 6)
     report |= {"training_bytes": sum(by_source.values()), "training_bytes_by_source": by_source}
     write_atomically(model_path, model)
     write_atomically(report_path, to_json(report | made_from))
@@ -275,7 +282,31 @@ def _sample(
     return training, held_out.texts()
 
 
-def _train(texts: list[str], settings: TrainerSettings) -> bytes:
+def _train(texts: list[str], settings: TrainerSettings) -> tuple[bytes, float | None]:
+    """Train a model; return it, and the share of characters with a token unless it is the default.
+
+    Where the characters of a text do not fit into the vocabulary, as in Chinese with a small one,
+    the most frequent ones get half of it, and bytes carry the others.
+    """
+    try:
+        return _trained(texts, settings), None
+    except DataError as error:
+        if _TOO_MANY_CHARACTERS not in str(error):
+            raise
+    if settings.vocab_size < 2 * _BYTES_AND_RESERVED:
+        raise DataError(
+            f"--vocab-size {settings.vocab_size} is smaller than the characters of this text need; "
+            f"give {2 * _BYTES_AND_RESERVED} or more"
+        )
+    counts = Counter(chain.from_iterable(texts))
+    # The trainer itself covers 98 % of a text at least. Lines that end at the others hide them.
+    others = counts.most_common()[(settings.vocab_size - _BYTES_AND_RESERVED) // 2 :]
+    line_ends = {ord(character): "\n" for character, _ in others}
+    coverage = 1 - sum(count for _, count in others) / counts.total()
+    return _trained([text.translate(line_ends) for text in texts], settings), coverage
+
+
+def _trained(texts: list[str], settings: TrainerSettings) -> bytes:
     model = io.BytesIO()
     try:
         with ended_by_ctrl_c():

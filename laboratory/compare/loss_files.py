@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.files import open_regular, read_regular
 from data_pipeline.io.home import expand_home
 from pretrain.errors import UserError
 from pretrain.runs.tags import VALIDATION_LOSS
@@ -326,7 +327,7 @@ def _read(path: Path) -> list[_Record]:
         return _events([path])
     try:
         # Excel begins a CSV with a byte order mark.
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a file") from None
     except UnicodeDecodeError:
@@ -412,6 +413,7 @@ def _events(paths: Sequence[Path]) -> list[_Record]:
     by_step: list[tuple[int, _Record]] = []
     for path in paths:
         try:
+            open_regular(path).close()  # the loader would wait for a pipe
             for event in EventFileLoader(str(path)).Load():
                 for value in event.summary.value:
                     if value.metadata.plugin_data.plugin_name == "scalars":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.files import open_regular
 from data_pipeline.io.forms import parse_json
 from pretrain.errors import UserError
 
@@ -64,7 +66,7 @@ def _jsonl(path: Path) -> Iterator[Record]:
     try:
         # Only \n ends a line: a text may hold the other characters at which str.splitlines would
         # cut it.
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
+        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     origin = f"{path}, line {number}"
@@ -91,7 +93,9 @@ def _parquet(path: Path) -> Iterator[Record]:
 
     try:
         rows = (
-            fields for batch in ParquetFile(path).iter_batches() for fields in batch.to_pylist()
+            fields
+            for batch in ParquetFile(open_regular(path)).iter_batches()
+            for fields in batch.to_pylist()
         )
         for number, fields in enumerate(rows, start=1):
             yield Record(f"{path}, row {number}", fields)

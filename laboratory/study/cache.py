@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from data_pipeline.io.files import read_regular
 from data_pipeline.io.forms import parse_json
 from pretrain.errors import UserError
 from pretrain.runs.directory import write_json
@@ -36,7 +37,7 @@ class ResultCache:
             identity: Everything that the result has to be made of.
         """
         try:
-            content: dict[str, Any] = parse_json(self._path(name).read_bytes())
+            content: dict[str, Any] = parse_json(read_regular(self._path(name)))
             self.form.validate_python(content, strict=True)
             return content if content.get("identity") == identity else None
         except (OSError, ValueError):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from data_pipeline.io.files import read_regular
 from data_pipeline.io.forms import parse_json
 from laboratory.runs.finished import FinishedRun
 from laboratory.study.sealed import Sealed, Text, design_of, design_settings
@@ -257,12 +257,7 @@ def read_seals(directories: Iterable[Path]) -> SealsRead:
 
 
 def _read_seal(path: Path, directory: Path) -> Seal:
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):  # a FIFO would block
-        raise ValueError("not a regular file")
-    if status.st_size > _LARGEST:
-        raise ValueError(f"{status.st_size:,} bytes")
-    text = path.read_bytes()
+    text = read_regular(path, _LARGEST)
     if why := _removed_form(text):
         raise _RemovedFormError(why)
     file = _SealFile.model_validate_json(text, strict=True)

@@ -90,11 +90,13 @@ class GivenWeights:
         """Return whether the file has a tensor of this name."""
         return name in self._parsed_header["names"]
 
-    def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
+    def rows(self, name: str, numbers: Sequence[int], padded: bool = False) -> torch.Tensor:
         """Read rows of a tensor, in any order.
 
         Args:
             numbers: row numbers, in the order of the result.
+            padded: whether rows beyond the tensor's last, which come last, are zeros: a vocabulary
+                may be padded, by ids that no text has.
 
         Returns:
             `[len(numbers), columns]`, or `[len(numbers)]` of a norm, in the type in which the file
@@ -108,8 +110,10 @@ class GivenWeights:
         try:
             with safe_open(self.path, framework="pt") as file:
                 stored = file.get_slice(name)
-                pieces = [stored[first:end] for first, end in _runs(numbers)]
-                return torch.cat(pieces) if pieces else stored[0:0]
+                count = stored.get_shape()[0]
+                held = [number for number in numbers if number < count or not padded]
+                rows = torch.cat([stored[0:0], *(stored[a:b] for a, b in _runs(held))])
+                return torch.cat([rows, rows.new_zeros(len(numbers) - len(held), *rows.shape[1:])])
         except (SafetensorError, OSError) as error:
             raise self._unreadable(f"{name}: {error}") from error
 

@@ -149,7 +149,9 @@ class _Initializer:
         numbers = tensor.rows(length, self.rank, self.size)
         # A file has all norms: to start one at 1 and 0 for want of its values would go unnoticed.
         if self.given is not None and (tensor.kind == "norm" or self.given.has(name)):
-            rows = self.given.rows(name, numbers)
+            # Outside of layers, only tables over the vocabulary are cut.
+            of_tokens = tensor.layer is None and tensor.cut == 0
+            rows = self.given.rows(name, numbers, padded=of_tokens)
         else:
             std = self._std(tensor)
             if std is None:

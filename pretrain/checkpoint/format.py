@@ -23,8 +23,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from data_pipeline.io.files import read_regular
 from data_pipeline.io.forms import Count, parse_json
 from megatron_patches.recipe.optimizers import FP32
+from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
+from pretrain.config.keys import FIELDS
+from pretrain.config.removed import PHASES, present_key, removed_sentence, without_removed
 from pretrain.errors import UserError
 from pretrain.runs.directory import ABOUT, MARKER
 from pretrain.runs.position import Position
@@ -306,7 +310,7 @@ def read_about(checkpoint: Path) -> About:
     """Read checkpoint.json.
 
     Raises:
-        UserError: it cannot be read, or is of another format.
+        UserError: it cannot be read, is of another format, or has a setting of another type.
     """
     number = _read(_NUMBERED, checkpoint / ABOUT)["format"]
     if number not in READS:
@@ -315,7 +319,26 @@ def read_about(checkpoint: Path) -> About:
             f"{' and '.join(map(str, READS))}; use the version that wrote it, or choose another "
             "run.name to start afresh"
         )
-    return _read(_ABOUT, checkpoint / ABOUT)
+    about = _read(_ABOUT, checkpoint / ABOUT)
+    for key, value in about.keys.items():
+        if problem := _type_problem(key, value):
+            raise damaged(checkpoint / ABOUT, f"is damaged: {key} is {value!r}: {problem}")
+    return about
+
+
+def _type_problem(key: str, value: Any) -> str | None:
+    """Return why a setting cannot have a value; None if it can, or was removed since."""
+    if key == FORMER_PHASES:
+        key, value = PHASES, phases_of_unfreeze(value)
+    field = FIELDS.get(present_key(key))
+    if field is None or value is None or removed_sentence(key, value) is not None:
+        return None
+    try:
+        form: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation())
+        form.validate_python(without_removed(key, value), strict=True)
+    except ValidationError as error:
+        return error.errors()[0]["msg"].lower()
+    return None
 
 
 def read_index(checkpoint: Path) -> dict[str, StoredParameter]:
@@ -367,10 +390,8 @@ def about_json(about: About) -> str:
 
 def _read(form: TypeAdapter[T], file: Path) -> T:
     """Parse a JSON file of a checkpoint by a form, or refuse the file in one sentence."""
-    if file.exists() and not file.is_file():  # reading a pipe might block forever
-        raise damaged(file, "cannot be read (it is not a regular file)")
     try:
-        content = file.read_bytes()
+        content = read_regular(file)
         parse_json(content)  # refuses repeated keys, of which pydantic takes the last value
         return form.validate_json(content, strict=True)
     except FileNotFoundError:

@@ -22,7 +22,7 @@ from pretrain.checkpoint.format import About
 from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
 from pretrain.config.keys import KEYS, Change, by_section
 from pretrain.config.model import ModelSection
-from pretrain.config.removed import removed_sentence, without_removed
+from pretrain.config.removed import PHASES, removed_sentence, without_removed
 from pretrain.config.resolved import Layout, Resolved
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
@@ -41,10 +41,9 @@ _DEFAULTS: dict[str, Any] = {
 """Values that checkpoints mean by saying nothing: their keys are younger."""
 
 
-_PHASES = "attention.phases"
 AS_TRAINED = " as trained"
 """Ends the name of a digest of rows that were frozen as they were trained."""
-_STEPS = f"the steps after which {_PHASES} applies"
+_STEPS = f"the steps after which {PHASES} applies"
 
 
 def run_identity(resolved: Resolved, blend: Blend) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def accept_identity(
             raise UserError(f"checkpoint {checkpoint}: {sentence}")
     for key, value in live["keys"].items():
         was = without_removed(key, saved_settings.get(key))
-        if key == _PHASES and _STEPS in saved_settings and _STEPS in live["keys"]:
+        if key == PHASES and _STEPS in saved_settings and _STEPS in live["keys"]:
             was = phases_without_at(was)
             value = phases_without_at(value)
         younger = key not in saved_settings and value in (None, _DEFAULTS.get(key))
@@ -104,7 +103,7 @@ def accept_identity(
             continue
         if key == _STEPS:
             raise UserError(
-                f"checkpoint {checkpoint}: {_PHASES} applied after steps {was}, in this run it "
+                f"checkpoint {checkpoint}: {PHASES} applied after steps {was}, in this run it "
                 f"would after {value}; set its `at`, parts of the run's steps, or schedule.steps "
                 "so that the steps are the same, or choose another run.name to start afresh"
             )
@@ -142,7 +141,7 @@ def _with_phases(keys: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(keys)
     former = settings.pop(FORMER_PHASES, None)
     if former is not None:
-        settings[_PHASES] = phases_of_unfreeze(former)
+        settings[PHASES] = phases_of_unfreeze(former)
         settings[_STEPS] = settings.pop(f"the steps after which {FORMER_PHASES} applies", None)
     return settings
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.io.files import hash_file
+from data_pipeline.io.files import hash_file, read_regular
 from data_pipeline.io.forms import parse_json
 from megatron_patches.recipe.optimizers import checkpoint_bytes, state_bytes
 from pretrain.config.sources import did_you_mean, is_file, shipped_files
@@ -256,10 +256,11 @@ def _read(name_or_path: str) -> dict[str, Any]:
         names = ", ".join([AUTO, *shipped])
         raise UserError(f"deepspeed.config '{name_or_path}' is neither a file nor one of: {names}")
     try:
-        settings = parse_json(path.read_text(encoding="utf-8"))
+        settings = parse_json(read_regular(path))
     except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"deepspeed.config '{name_or_path}' is not readable JSON: {error}"
+            f"deepspeed.config '{name_or_path}' is not readable JSON: {reason}"
         ) from None
     if not isinstance(settings, dict):
         raise UserError(f"deepspeed.config '{name_or_path}' must be a JSON object")

@@ -358,6 +358,8 @@ def _check_initial_weights(config: Config) -> None:
                     f"{weights.path} has {value} learned positions; set "
                     f"data.sequence_length={value} or less"
                 )
+        elif key == "vocab_size" and described[key] <= value:
+            continue  # a model may have rows to spare, above the ids of its tokenizer
         elif described.get(key) != value:
             raise UserError(
                 f"model.{key}={described.get(key)} but the model in {weights.path} has {value}; "

@@ -55,7 +55,7 @@ REMOVED_VALUES: Mapping[str, Mapping[str, str]] = {
 }
 """{`section.key`: {value, or item of a list: what to do without it, as a clause}}"""
 
-_PHASES = "attention.phases"
+PHASES = "attention.phases"
 _REMOVED_IN_PHASES: Mapping[str, Removed] = {
     "heads": Removed(
         "freeze whole layers, or choose heads from the start by attention.frozen_heads",
@@ -103,7 +103,7 @@ def removed_sentence(key: str, value: Any) -> str | None:
         return f"{key} was removed; {LAST_WITH_THEM} has it: {removed.instead}"
     items = value if isinstance(value, (list, tuple)) else (value,)
     for item in items:
-        if key == _PHASES and isinstance(item, Mapping):
+        if key == PHASES and isinstance(item, Mapping):
             for name, gone in _REMOVED_IN_PHASES.items():
                 if item.get(name) not in gone.neutral:
                     return f"{key}: '{name}' was removed; {LAST_WITH_THEM} has it: {gone.instead}"
@@ -120,7 +120,7 @@ def without_removed(key: str, value: Any) -> Any:
         key: As `section.key`.
         value: A value that `removed_sentence` does not refuse.
     """
-    if key != _PHASES or not isinstance(value, (list, tuple)):
+    if key != PHASES or not isinstance(value, (list, tuple)):
         return value
     return [
         {name: part for name, part in entry.items() if name not in _REMOVED_IN_PHASES}

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from data_pipeline.io.files import open_regular
 from data_pipeline.io.home import expand_home
 from pretrain.errors import UserError
 from pretrain.runs.facts import LARGEST_YAML, YAML_ERRORS
@@ -121,7 +122,7 @@ def read_yaml(path: Path, shown_as: str) -> Draft:
             key that is not text.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(LARGEST_YAML + 1)
         if len(content) > LARGEST_YAML:
             raise UserError(
@@ -130,7 +131,8 @@ def read_yaml(path: Path, shown_as: str) -> Draft:
             )
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"config {shown_as} cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"config {shown_as} cannot be read: {reason}") from None
     try:
         node = _compose(text)
         if not isinstance(node, yaml.MappingNode):

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.files import open_regular
 from data_pipeline.io.forms import LARGEST
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
@@ -30,6 +31,7 @@ from pretrain.config.optimizer import OptimizerSection
 from pretrain.config.schedule import Phase, phases_of
 from pretrain.config.sources import dump_yaml
 from pretrain.config.types import Section
+from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
 
 
@@ -113,9 +115,22 @@ class Config(Section):
 
     @cached_property
     def given_weights(self) -> GivenWeights | None:
-        """Return the file that the weights start from; None: they are drawn."""
+        """Return the file that the weights start from; None: they are drawn.
+
+        Raises:
+            UserError: there is no such file.
+        """
         path = self.model.initial_weights
-        return None if path is None else GivenWeights(path)
+        if path is None:
+            return None
+        try:
+            open_regular(path).close()
+        except OSError as error:
+            raise UserError(
+                f"model.initial_weights={path} cannot be used: {error.strerror}; restore the file, "
+                "or make it again with `python -m pretrain import`"
+            ) from error
+        return GivenWeights(path)
 
     @property
     def bank_seed(self) -> int:

@@ -45,15 +45,38 @@ def check_inputs(config: Config, world_size: int) -> Inputs:
     resolved = resolve(config, world_size)
     with ending_when_idle("reading the manifests of the data", config.parallel.timeout_seconds):
         blend = read_blend(config.data)
-    tokenizer = blend.parts[0].manifest.tokenizer
-    if config.model.vocab_size != tokenizer.vocab_size:
-        raise UserError(
-            f"model.vocab_size={config.model.vocab_size} but the tokenizer of "
-            f"{blend.manifests[0].directory} has {tokenizer.vocab_size} tokens; "
-            f"set model.vocab_size={tokenizer.vocab_size} (model.vocab_multiple adds rows to it)"
-        )
+    _check_vocabulary(config, blend)
     prompts = read_prompts(config.telemetry, config.data.sequence_length, blend)
     return Inputs(resolved, blend, prompts)
+
+
+def _check_vocabulary(config: Config, blend: Blend) -> None:
+    """Refuse a model with more or fewer tokens than the tokenizer of its data has.
+
+    Raises:
+        UserError: the remedy is one that `check_consistency` accepts.
+    """
+    tokens, ids = config.model.vocab_size, blend.parts[0].manifest.tokenizer.vocab_size
+    if tokens == ids:
+        return
+    problem = (
+        f"model.vocab_size={tokens} but the tokenizer of {blend.manifests[0].directory} has {ids} "
+        "tokens"
+    )
+    weights = config.given_weights
+    if weights is None:
+        raise UserError(
+            f"{problem}; set model.vocab_size={ids} (model.vocab_multiple adds rows to it)"
+        )
+    if ids > weights.model["vocab_size"]:
+        raise UserError(
+            f"{problem}, more than the model in {weights.path} has rows; tokenize with the "
+            "tokenizer of that model"
+        )
+    raise UserError(
+        f"{problem}; if that is the tokenizer of the model in {weights.path}, which has rows to "
+        f"spare, set model.vocab_size={ids}; otherwise tokenize with the model's own"
+    )
 
 
 def read_blend(data: DataSection) -> Blend:

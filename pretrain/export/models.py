@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from data_pipeline.errors import how_to_install
+from data_pipeline.io.files import MOST_BYTES, open_regular, read_regular
 from pretrain.errors import UserError
 
 # Pickled weights could run code; only safetensors is read.
@@ -41,7 +44,7 @@ def model_digest(directory: Path) -> str:
         if path.name != FACTS:
             digest.update(path.name.encode() + b"\0")
             try:
-                with path.open("rb") as file:
+                with open_regular(path) as file:
                     while block := file.read(1 << 20):
                         digest.update(block)
             except OSError as error:
@@ -82,9 +85,10 @@ def named_code(directory: Path) -> Iterator[tuple[Path, str, Any]]:
     """
     for file in sorted(directory.glob("*config.json")):
         try:
-            content = json.loads(file.read_bytes())
+            content = json.loads(read_regular(file))
         except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{file} cannot be read: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{file} cannot be read: {reason}") from error
         for key, value in content.items() if isinstance(content, dict) else ():
             if key == _AUTO_MAP or (key.endswith(_IMPLEMENTATION) and "/" in str(value)):
                 yield file, key, value
@@ -118,13 +122,23 @@ def loading(directory: Path) -> Iterator[None]:
     """Turn every error of transformers and its readers about a directory into one sentence.
 
     Raises:
-        UserError: transformers raised an error.
+        UserError: transformers raised an error, or a file in the directory is not a regular one.
     """
+    for path in sorted({path for kind in _CONTENT for path in directory.glob(kind)}):
+        try:
+            open_regular(path, None if path.suffix == ".safetensors" else MOST_BYTES).close()
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
         yield
     # transformers, tokenizers and safetensors raise types of all kinds for a damaged file.
     except Exception as error:
         reason = " ".join(str(error).split())[:500]
+        if not isinstance(error, (OSError, ValueError, RuntimeError, SafetensorError)):
+            reason = (
+                f"a file there holds what it does not expect ({type(error).__name__}: {reason}); "
+                "restore the model's files"
+            )
         raise UserError(f"transformers cannot load {directory}: {reason}") from error
 
 

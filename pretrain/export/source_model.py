@@ -21,6 +21,8 @@ import torch
 from safetensors import safe_open
 
 from data_pipeline.io.forms import parse_json
+from data_pipeline.tokenizer.identity import STORED_NAMES
+from data_pipeline.tokenizer.tokenizer import number_of_ids
 from megatron_patches.bank.initial_weights_file import FORMAT, bank_name, head_digest
 from megatron_patches.bank.orthonormal import ROLES
 from pretrain.config.load import load_config
@@ -84,32 +86,19 @@ def open_source(directory: Path) -> SourceModel:
 
     with loading(directory):
         config: Any = AutoConfig.from_pretrained(str(directory), local_files_only=True)
-        stored = _stored_tensors(directory)
-        model_class = CLASSES.get(config.model_type)
-        model: Any = None
-        if model_class is not None:
-            model, info = _load(directory, config, stored)
-    # Refused outside of `loading`, which would put its own words around the sentence.
+    # Settings are judged before transformers builds the model, which says less of an odd one.
+    model_class = CLASSES.get(config.model_type)
     if model_class is None:
         *first_types, last_type = CLASSES
         types = f"{', '.join(first_types)} and {last_type}"
         raise UserError(
             f"{directory} is a model of type '{config.model_type}'; only {types} can be imported"
         )
-    # Settings that change the computation but no tensor.
-    for key, must in model_class.required.items():
-        if getattr(config, key) != must:
-            raise UserError(
-                f"{directory}: its {key} is {getattr(config, key)!r} and here it is {must!r}: it "
-                "cannot be imported"
-            )
-    for kind in getattr(config, "layer_types", None) or ():
-        if kind != "full_attention":
-            raise UserError(
-                f"{directory}: its layer_types has {kind!r}, and layers here attend to everything "
-                "before: it cannot be imported"
-            )
+    _refuse_other_settings(directory, config, model_class)
     section = _section(directory, config, model_class)
+    with loading(directory):
+        stored = _stored_tensors(directory)
+        model, info = _load(directory, config, stored)
     _refuse_other_tensors(directory, info)
     if section["tied_embeddings"] is True and _HEAD in stored:
         with loading(directory), safe_open(stored[_HEAD].path, framework="pt") as file:
@@ -122,7 +111,32 @@ def open_source(directory: Path) -> SourceModel:
         if not torch.isfinite(weight).all():
             raise UserError(f"{directory}: {name} holds NaN or infinity: it cannot be imported")
         weights[stream] = weight
+    # What is left are biases, which transformers would make zero.
+    for name in sorted(info["missing_keys"]):
+        raise UserError(
+            f"{directory} has no {name}, which its config.json tells of; restore its files"
+        )
     return SourceModel(section, weights, _stored_type(directory, stored))
+
+
+def _refuse_other_settings(directory: Path, config: Any, model_class: ModelClass) -> None:
+    """Refuse settings that change the computation, but no tensor, and sizes that no model has."""
+    for key, must in model_class.required.items():
+        if getattr(config, key) != must:
+            raise UserError(
+                f"{directory}: its {key} is {getattr(config, key)!r} and here it is {must!r}: it "
+                "cannot be imported"
+            )
+    for kind in getattr(config, "layer_types", None) or ():
+        if kind != "full_attention":
+            raise UserError(
+                f"{directory}: its layer_types has {kind!r}, and layers here attend to everything "
+                "before: it cannot be imported"
+            )
+    for key in model_class.settings.values():
+        value = getattr(config, key, None)
+        if type(value) is int and value < 1:
+            raise UserError(f"{directory}: its {key} is {value}, which no model has")
 
 
 def _refuse_files_of_another_model(directory: Path) -> None:
@@ -142,8 +156,6 @@ def _refuse_files_of_another_model(directory: Path) -> None:
             f"{index} names {strange[0]!r}, which is not in the directory: it cannot be imported"
         )
     for path in sorted([*directory.glob("*.safetensors"), *directory.glob("*.json")]):
-        if not path.is_file():  # reading a pipe could wait forever
-            raise UserError(f"{path} is not a regular file: it cannot be imported")
         if path.resolve().parent not in _homes(directory):
             raise UserError(
                 f"{path} is a link to {path.resolve()}, outside of the directory: put the file "
@@ -347,7 +359,8 @@ def import_model(
         write_weights(new_directory / WEIGHTS, weights, source.dtype, stated)
         # The configuration is checked with the file's present path, and written with its final one.
         values = load_config(
-            config_name, _overrides(source, new_directory / WEIGHTS, overrides)
+            config_name,
+            [*_settings(source, directory, new_directory / WEIGHTS), *overrides],
         ).as_dict()
         values["model"]["initial_weights"] = str(out / WEIGHTS)
         write_text_atomically(new_directory / CONFIG, dump_yaml(values))
@@ -370,8 +383,11 @@ def _with_orthonormal_rows(source: SourceModel) -> SourceModel:
     return replace(source, weights=source.weights | rows, dtype=torch.float32)
 
 
-def _overrides(source: SourceModel, weights: Path, overrides: list[str]) -> list[str]:
+def _settings(source: SourceModel, directory: Path, weights: Path) -> list[str]:
+    """Return the model's settings as overrides, with as many tokens as its tokenizer has ids."""
     sizes = {key: value for key, value in source.section.items() if key != "max_positions"}
+    if (tokenizer := directory / STORED_NAMES[1]).exists():
+        sizes["vocab_size"] = min(sizes["vocab_size"], number_of_ids(tokenizer))
     settings = [override_text(f"model.{key}", value) for key, value in sizes.items()]
     settings += [
         override_text("model.initial_weights", str(weights)),
@@ -379,4 +395,4 @@ def _overrides(source: SourceModel, weights: Path, overrides: list[str]) -> list
     ]
     if "max_positions" in source.section:
         settings.append(f"data.sequence_length={source.section['max_positions']}")
-    return [*settings, *overrides]
+    return settings

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.files import read_json
 from data_pipeline.shards.manifest import Manifest
 from data_pipeline.shards.reading import open_shard
 from data_pipeline.tokenizer.identity import HUGGING_FACE
@@ -39,11 +40,7 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
     """
     identity, path = manifest.tokenizer, manifest.tokenizer_path
     if identity.model_type == HUGGING_FACE:
-        from tokenizers import Tokenizer
-
-        shutil.copyfile(path, out / "tokenizer.json")
-        vocabulary = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
-        pieces = {number: piece for piece, number in vocabulary.items()}
+        pieces = _write_as_trained(path, out / "tokenizer.json")
     else:
         open_tokenizer(path)  # refuses a damaged file in one sentence
         model = read_model(path)
@@ -66,6 +63,24 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
     if identity.unk_id >= 0:
         config["unk_token"] = pieces[identity.unk_id]
     write_json(out / "tokenizer_config.json", config)
+
+
+def _write_as_trained(path: Path, out: Path) -> dict[int, str]:
+    """Copy a tokenizer.json without what training switches off; return its tokens by their ids.
+
+    Training adds no token in front or at the end, cuts no text and pads none.
+    """
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    if tokenizer.num_special_tokens_to_add(is_pair=False) or (
+        tokenizer.truncation or tokenizer.padding
+    ):
+        content = read_json(path)
+        write_json(out, content | {"post_processor": None, "truncation": None, "padding": None})
+    else:
+        shutil.copyfile(path, out)
+    return {id_: token for token, id_ in tokenizer.get_vocab(with_added_tokens=True).items()}
 
 
 def converted(proto: Any, path: Path) -> Any:
@@ -163,7 +178,7 @@ class TokenizerAgreement:
 def compare_tokenizers(
     manifests: Sequence[Manifest], out: Path, custom: bool
 ) -> TokenizerAgreement:
-    """Encode held-out text with both tokenizers and count the differences.
+    """Encode held-out text with both tokenizers, by their defaults, and count the differences.
 
     If ids differ, the run's SentencePiece model is copied into the export.
 
@@ -186,7 +201,8 @@ def compare_tokenizers(
         ids = run_tokenizer.encode([text])[0].tolist()
         documents = documents + 1
         tokens = tokens + len(ids)
-        different_ids += exported(text, add_special_tokens=False)["input_ids"] != ids
+        by_options = exported(text, add_special_tokens=False)["input_ids"]
+        different_ids += not exported(text)["input_ids"] == by_options == ids
         different_texts += exported.decode(ids) != run_tokenizer.decode(ids)
         if tokens >= _COMPARED_TOKENS:
             break

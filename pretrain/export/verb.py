@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from data_pipeline.io.files import read_regular
 from pretrain.config.arguments import OverridesArgument
 from pretrain.errors import UserError
 
@@ -74,6 +75,13 @@ def import_(
     from pretrain.export.source_model import CONFIG, WEIGHTS, import_model
 
     imported = import_model(directory, out, config, overrides or [], orthonormal=orthonormal)
+    assert imported.given_weights is not None
+    spare = imported.given_weights.model["vocab_size"] - imported.model.vocab_size
+    if spare:
+        typer.echo(
+            f"{imported.model.vocab_size:,} tokens, which are the tokenizer's ids; {spare:,} rows "
+            "above them are never predicted"
+        )
     typer.echo(
         f"{out / WEIGHTS}, {out / CONFIG}: {imported.model.num_layers} layers of "
         f"{imported.model.hidden_size}; train with `python -m pretrain train {out / CONFIG} "
@@ -153,9 +161,10 @@ def _lines(file: Path | None) -> list[str]:
     if file is None:
         return []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(file).decode().splitlines()
     except (OSError, ValueError) as error:
-        raise UserError(f"--prompt-file {file} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--prompt-file {file} cannot be read: {reason}") from error
     if not (prompts := [line for line in lines if line.strip()]):
         raise UserError(f"--prompt-file {file} has no lines")
     return prompts

@@ -12,6 +12,7 @@ import yaml
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
+from data_pipeline.io.files import read_regular
 from data_pipeline.io.forms import Count, parse_json, problem
 from pretrain.errors import UserError
 from pretrain.runs.environment import STARTED
@@ -209,7 +210,7 @@ def read_form(path: Path, form: TypeAdapter[Any]) -> dict[str, Any]:
 def _content(path: Path) -> Any:
     """Parse a YAML or JSON file, or refuse it in one sentence."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode()
         if path.suffix != ".yaml":
             return parse_json(text)
         if len(text) > LARGEST_YAML:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from data_pipeline.io.lease import EXPIRES_AFTER, BusyError, Lease
+from data_pipeline.io.lease import EXPIRES_AFTER, WATCHED_FOR, BusyError, Lease
 from pretrain.errors import UserError
 from pretrain.runs.directory import LOCK
 
@@ -56,8 +56,8 @@ class RunLock:
         """Return the line about the holder that is waited for, after `take` has returned False."""
         return (
             f"waits for the lock of {self._path}: {self._lease.holder() or 'its holder'} renewed "
-            f"it {self._oldest:.0f} s ago; unless it does so again, it runs out after "
-            f"{EXPIRES_AFTER:.0f} s"
+            f"it {self._oldest:.0f} s ago; it is free after {EXPIRES_AFTER:.0f} s without a "
+            f"renewal, {WATCHED_FOR:.0f} s of them watched"
         )
 
     @property
@@ -66,8 +66,8 @@ class RunLock:
         if not self._lease.lost:
             return None
         return (
-            f"{self._sentence()}: this process was suspended for more than {EXPIRES_AFTER:.0f} s "
-            "and has lost the lock; it stops without saving"
+            f"{self._sentence()}: this process has lost the lock, as after a suspension of more "
+            f"than {EXPIRES_AFTER:.0f} s; it stops without saving"
         )
 
     def release(self) -> None:

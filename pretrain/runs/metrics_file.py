@@ -11,10 +11,11 @@ import json
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_pipeline.io.files import naming, sync
+from data_pipeline.io.files import naming, open_regular, sync
 from data_pipeline.io.forms import LARGEST, parse_json
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
@@ -26,6 +27,9 @@ from pretrain.runs.tags import (
     PERPLEXITY_OF_SOURCE,
     VALIDATION_LOSS,
 )
+
+_LONGEST_LINE = 1 << 24
+"""Most bytes of a line; a record has a few thousand."""
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -93,12 +97,11 @@ def last_record(path: Path) -> dict[str, Any]:
 
 def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield (record, offset of the byte after its line) for each whole line of `path`."""
-    if path.exists() and not path.is_file():  # reading a pipe might block forever
-        raise UserError(f"{path} is not a regular file; move it away, and restore the run's own")
     end, last_step = 0, 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
+    with _opened(path) as file:
+        lines = iter(partial(file.readline, _LONGEST_LINE), b"")
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
                 return
             end += len(line)
             record = _parse(path, number, line)
@@ -109,6 +112,17 @@ def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
                 )
             last_step = record["step"]
             yield record, end
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return open_regular(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}; move it away, and restore the run's own"
+        ) from error
 
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:

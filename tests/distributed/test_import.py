@@ -6,6 +6,8 @@ The same logits, Q and K frozen, under any layout.
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ def found(tiny_shards: Path, root: Path) -> dict[str, Any]:
     payload = {
         "root": str(root),
         "source": tiny_overrides(tiny_shards, root, "source", **QUIET, **GROUPED),
+        "tokenizer": str(tiny_shards / "tokenizer.model"),
         "overrides": without_model(tiny_shards, root, "imported", data__sequence_length=48),
     }
     answer: dict[str, Any] = run_ranks(
@@ -68,6 +71,11 @@ def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
     two = {"runs": [run("two", **PARALLEL), run("two", **more, **PARALLEL)]}
     one["runs"].append(run("qwen3-one", "qwen3-imported"))
     two["runs"].append(run("qwen3-two", "qwen3-imported", **PARALLEL))
+    one["runs"].append(run("padded-one", "padded-imported"))
+    one["runs"].append(run("bare-refused", "bare-imported"))
+    config, overrides = run("bare-two", "bare-imported", **PARALLEL)
+    remedy = ["model.vocab_size=512", "model.vocab_multiple=96"]
+    two["runs"].append((config, [*overrides, *remedy]))
     return [
         *run_ranks(1, "tests.distributed.workers.import_weights:train_all", one),
         *run_ranks(2, "tests.distributed.workers.import_weights:train_all", two),
@@ -91,7 +99,7 @@ def test_the_bank_of_an_export_comes_back_bit_for_bit(found: dict[str, Any], roo
 def test_it_trains_under_any_layout_and_goes_on(
     trained: list[str], found: dict[str, Any], root: Path
 ) -> None:
-    assert trained[:2] == trained[4:6] == ["finished"] * 2
+    assert trained[:2] == trained[6:8] == ["finished"] * 2
     results = []
     for name in ("one", "two"):
         last = sorted((root / name).glob("checkpoints/step_*"))[-1]
@@ -106,10 +114,32 @@ def test_it_trains_under_any_layout_and_goes_on(
 
 
 def test_qwen3_trains_alike_on_one_rank_and_on_two(trained: list[str], root: Path) -> None:
-    assert trained[3] == trained[6] == "finished"
+    assert trained[3] == trained[8] == "finished"
     losses = [
         json.loads((root / f"qwen3-{name}/summary.json").read_text())["validation"]["loss"]
         for name in ("one", "two")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_rows_above_the_ids_of_the_tokenizer_are_never_predicted(found: dict[str, Any]) -> None:
+    padded = found["padded"]
+    assert padded["tokens"] == 512 and padded["rows"] == 640 and padded["difference"] <= 1e-5
+    assert padded["largest above"] == -math.inf
+
+
+def test_a_model_with_more_rows_than_ids_trains_with_its_tokenizer_or_by_the_remedy(
+    trained: list[str], root: Path
+) -> None:
+    assert trained[4] == trained[9] == "finished"
+    assert re.match(
+        r"model\.vocab_size=612 but the tokenizer of .* has 512 tokens; if that is the tokenizer "
+        r"of .* rows to spare, set model\.vocab_size=512; otherwise",
+        trained[5],
+    )
+    losses = [
+        json.loads((root / f"{name}/summary.json").read_text())["validation"]["loss"]
+        for name in ("padded-one", "bare-two")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

@@ -139,18 +139,85 @@ def test_of_starters_at_once_one_takes_a_dead_ones_lease(
 OTHERS: dict[str, Callable[[Holder], Holder]] = {
     "another machine of this name": lambda here: replace(here, boot="another", pid=1),
     "another container": lambda here: replace(here, space="pid:[1]"),
+    "a copy of this virtual machine": lambda here: replace(here, host="copy"),
+    "a machine that does not tell its boot": lambda here: replace(here, boot=""),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_machine_is_waited_for(other: str, tmp_path: Path) -> None:
+def test_another_machine_is_waited_for(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data_pipeline.io.lease.WATCHED_FOR", 0.05)
     path = left(tmp_path / "lock", OTHERS[other](gone()))
     with pytest.raises(BusyError) as refusal:
         Lease(path, "testing").__enter__()
     assert not refusal.value.certain
     left(path, OTHERS[other](gone()), age=EXPIRES_AFTER + 1)
-    with Lease(path, "testing"):
+    with Lease(path, "testing", wait_seconds=PATIENCE):
         pass
+
+
+def test_a_clock_that_was_set_forward_ends_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease looks an hour old until its holder, on another machine, renews it again."""
+    path = left(tmp_path / "lock", replace(gone(), host="n17", boot="another"), age=3600)
+    with pytest.raises(BusyError):
+        Lease(path, "testing").__enter__()
+    monkeypatch.setattr("data_pipeline.io.lease.WATCHED_FOR", 0.05)
+    late = Lease(path, "testing")
+    for age in range(3600, 3000, -100):
+        left(path, replace(gone(), host="n17", boot="another"), age=age)
+        with pytest.raises(BusyError):
+            late.__enter__()
+
+
+def test_a_living_process_of_this_machine_keeps_its_lease_however_old(tmp_path: Path) -> None:
+    """As one that is suspended, or with a clock set forward; the name of the machine may change."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        holder = replace(Holder.this(), pid=process.pid, started=started, host="earlier-name")
+        path = left(tmp_path / "lock", holder, age=3600)
+        with pytest.raises(BusyError, match=f"process {process.pid} on earlier-name") as refusal:
+            Lease(path, "testing").__enter__()
+        assert refusal.value.certain
+        process.communicate(b"\n")
+
+
+RENAMED = """
+import json, os, socket, sys, time
+from pathlib import Path
+import data_pipeline.io.lease as lease
+lease.RENEWED_EVERY = 0.02
+with lease.Lease(Path(sys.argv[1]), "making x") as held:
+    socket.sethostname("renamed-by-a-test")
+    os.environ.update(SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
+    lease._BOOT = "/nowhere"
+    os.utime(sys.argv[1], (1, 1))
+    while os.stat(sys.argv[1]).st_mtime < 2 and not held.lost:
+        time.sleep(0.01)
+    print(held.lost, lease.Holder.this().host, flush=True)
+    input()
+print(Path(sys.argv[1]).exists())
+"""
+
+
+@pytest.mark.distributed
+def test_a_process_whose_machine_gets_another_name_keeps_its_lease(tmp_path: Path) -> None:
+    names = ["unshare", "--user", "--map-root-user", "--uts"]
+    if subprocess.run([*names, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces of users")
+    path = tmp_path / "lock"
+    command = [*names, sys.executable, "-c", RENAMED, str(path)]
+    streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **streams) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "False renamed-by-a-test\n"
+        with pytest.raises(BusyError, match="is testing; leave it to") as refusal:
+            Lease(path, "testing").__enter__()
+        assert refusal.value.certain
+        assert process.communicate("\n")[0] == "False\n"
 
 
 def test_a_process_of_the_same_number_is_another(tmp_path: Path) -> None:
@@ -184,7 +251,7 @@ def test_a_lease_from_the_future_counts_from_when_it_is_seen(tmp_path: Path) -> 
     ids=lambda content: content[:40],
 )
 def test_a_lease_with_anything_in_it_is_of_an_unknown_holder(
-    tmp_path: Path, content: bytes
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lock"
     path.write_bytes(content)
@@ -192,7 +259,8 @@ def test_a_lease_with_anything_in_it_is_of_an_unknown_holder(
         Lease(path, "testing").__enter__()
     assert not refusal.value.certain
     os.utime(path, (time.time() - EXPIRES_AFTER - 1,) * 2)
-    with Lease(path, "testing") as lease:
+    monkeypatch.setattr("data_pipeline.io.lease.WATCHED_FOR", 0.05)
+    with Lease(path, "testing", wait_seconds=PATIENCE) as lease:
         assert lease.holder() == Holder.this()
 
 

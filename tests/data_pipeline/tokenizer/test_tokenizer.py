@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import shutil
 import signal
 import subprocess
@@ -135,17 +136,41 @@ def test_of_few_documents_one_is_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "message"), [(50, "smaller than required"), (60_000, "too high")]
+    ("vocab_size", "message"), [(50, "give 518 or more"), (60_000, "too high")]
 )
 def test_impossible_sizes(
     workshop: Workshop, tmp_path: Path, vocab_size: int, message: str
 ) -> None:
     settings = TrainerSettings(vocab_size=vocab_size, sample_bytes=50_000)
-    with pytest.raises(DataError, match=rf"--vocab-size {vocab_size}: .*{message}"):
+    with pytest.raises(DataError, match=rf"--vocab-size {vocab_size}\b.*{message}"):
         train_tokenizer(
             find_inputs([workshop.corpus]).files, tmp_path / "t", settings, RecordKeys()
         )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_a_text_of_more_characters_than_the_vocabulary_has_the_rest_in_bytes(
+    model_type: str, tmp_path: Path
+) -> None:
+    """As Chinese or Japanese have: the second half of the characters is rare here."""
+    characters = [chr(0x4E00 + number) for number in range(1200)]
+    draw = random.Random(0)
+    weights = [8] * 600 + [1] * 600
+    words = ["".join(draw.choices(characters, weights, k=3)) for _ in range(1500)]
+    documents = ["".join(draw.choices(words, k=300)) for _ in range(40)]
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    settings = TrainerSettings(vocab_size=1024, model_type=model_type)
+    files = find_inputs([path]).files
+    report, _ = train_tokenizer(files, tmp_path / "t", settings, RecordKeys())
+    assert report["vocab_size"] == 1024 and report["round_trip_failures"] == 0
+    assert 0.5 < report["character_coverage"] < 0.9
+    processor = load_tokenizer(tmp_path / "t.model")
+    tokens = {processor.id_to_piece(number) for number in range(1024)}
+    assert sum(character in tokens for character in characters) == (1024 - 259) // 2
+    assert processor.decode(processor.encode("".join(characters))) == "".join(characters)
+    assert not train_tokenizer(files, tmp_path / "t", settings, RecordKeys())[1]
 
 
 def test_models_that_are_none(tmp_path: Path) -> None:

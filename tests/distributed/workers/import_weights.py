@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from data_pipeline.errors import DataError
+from data_pipeline.tokenizer.tokenizer import read_model
 from megatron_patches.errors import MethodError
 from pretrain.checkpoint.identity import bank_digests
 from pretrain.config.load import load_config
@@ -16,6 +18,7 @@ from pretrain.errors import UserError
 from pretrain.export.agreement import own_logits
 from pretrain.export.export import export_run
 from pretrain.export.source_model import import_model
+from pretrain.export.tokenizer import converted
 from pretrain.model.build import build_model
 from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.signals import StopSignals
@@ -23,6 +26,7 @@ from pretrain.ranks.single_process import one_process
 from pretrain.training.loop import train
 
 SIZES = {"vocab_size": 512, "tie_word_embeddings": False}
+PADDED = 612
 
 
 def import_all(payload: dict[str, Any]) -> dict[str, Any]:
@@ -39,6 +43,7 @@ def import_all(payload: dict[str, Any]) -> dict[str, Any]:
             for variant in ("pretrained", "vanilla"):
                 found[f"{name} {variant}"] = _difference(root, name, variant, context)
         import_model(root / "starcoder2", root / "other", "demo", payload["overrides"])
+        found["padded"] = _padded(root, payload, context)
         found["refusals"] = {name: _refusal(root, name) for name in REFUSED}
     return found
 
@@ -81,8 +86,6 @@ STOCK: dict[str, dict[str, Any]] = {
 
 def stock(name: str, directory: Path, **changes: Any) -> None:
     """A model with random weights as transformers itself makes and saves it."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     torch.manual_seed(len(name))
     settings = {**SIZES, "initializer_range": 0.2, **STOCK[name], **changes}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **settings))
@@ -100,8 +103,6 @@ def stock(name: str, directory: Path, **changes: Any) -> None:
 
 def _difference(root: Path, name: str, variant: str, context: ParallelContext) -> float:
     """Largest |difference| of a logit between what was imported and transformers' own."""
-    from transformers import AutoModelForCausalLM
-
     config = load_config(
         str(root / f"{name}-imported/config.yaml"), [f"attention.variant={variant}"]
     )
@@ -112,6 +113,27 @@ def _difference(root: Path, name: str, variant: str, context: ParallelContext) -
         logits = theirs(tokens).logits
     assert own.shape == logits.shape and float(logits.std()) > 0.3
     return float((own - logits).abs().max())
+
+
+def _padded(root: Path, payload: dict[str, Any], context: ParallelContext) -> dict[str, Any]:
+    """A Qwen3 with 100 rows above the ids of its tokenizer, which lies beside it or does not."""
+    stock("qwen3", root / "padded", vocab_size=PADDED)
+    import_model(root / "padded", root / "bare-imported", "demo", payload["overrides"])
+    model = Path(payload["tokenizer"])
+    converted(read_model(model), model).save(str(root / "padded/tokenizer.json"))
+    # More rows than the file has, and fewer.
+    overrides = [*payload["overrides"], "model.vocab_multiple=640"]
+    config = import_model(root / "padded", root / "padded-imported", "demo", overrides)
+    tokens = torch.arange(48)[None] * 5
+    with torch.no_grad():
+        logits = build_model(config, context).eval()(tokens, None, None)[0]
+        theirs = AutoModelForCausalLM.from_pretrained(root / "padded").eval()(tokens).logits[0]
+    return {
+        "tokens": config.model.vocab_size,
+        "rows": config.embedding_rows,
+        "difference": float((logits[:, :512] - theirs[:, :512]).abs().max()),
+        "largest above": float(logits[:, 512:].max()),
+    }
 
 
 LLAMA3 = {

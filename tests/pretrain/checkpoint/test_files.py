@@ -15,6 +15,7 @@ import torch
 from pretrain.checkpoint import writing
 from pretrain.checkpoint.format import (
     Block,
+    StoredFile,
     StoredParameter,
     StoredSlice,
     read_about,
@@ -23,7 +24,7 @@ from pretrain.checkpoint.format import (
 )
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.saving import Saving
-from pretrain.checkpoint.verify import verify
+from pretrain.checkpoint.verify import hash_problems, verify
 from pretrain.checkpoint.writing import Snapshot, declare_complete, join_parts, write_snapshot
 from pretrain.errors import UserError
 from pretrain.runs.position import Position
@@ -344,3 +345,46 @@ def test_a_marker_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "COMPLETE").mkdir()
     with pytest.raises(UserError, match=r"COMPLETE cannot be read \("):
         read_marker(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.phases", 7),
+        ("attention.phases", [7]),
+        ("attention.phases", [{"at": "x", "train": "0-3"}]),
+        ("attention.unfreeze", [7, None]),
+        ("attention.frozen_heads", [1.0]),
+        ("attention.adapters", [3]),
+        ("model.num_layers", "4"),
+        ("model.qk_norm", 1),
+        ("optimizer.momentum", "0.9"),
+        ("data.sequence_length", {}),
+    ],
+)
+def test_a_setting_of_another_type_is_named(key: str, value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "step_00000000"
+    write_checkpoint(path, [slice_of_full(0, CUTS[0][0])], about(keys={key: value}))
+    said = rf"checkpoint\.json is damaged: {key} is .*: .*; restore it, or take another checkpoint"
+    with pytest.raises(UserError, match=said):
+        read_about(path)
+    settings = {"attention.unfreeze": [{"at": 0.5, "layers": "0-3"}], "attention.variant": "gone"}
+    write_checkpoint(path, [slice_of_full(0, CUTS[0][0])], about(keys=settings))
+    assert read_about(path).keys == settings
+
+
+def test_a_file_far_longer_than_its_header_says_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """COMPLETE names its size, a terabyte."""
+    path = tmp_path / "step_00000000"
+    write_checkpoint(path, [slice_of_full(0, CUTS[0][0])], about())
+    part = path / "rank_00000.safetensors"
+    os.truncate(part, 1 << 40)
+    marker = json.loads((path / "COMPLETE").read_bytes())
+    marker[part.name]["bytes"] = 1 << 40
+    (path / "COMPLETE").write_text(json.dumps(marker))
+    with pytest.raises(UserError, match=r"rank_00000\.safetensors is not what its header names"):
+        verify(path, by_hash=True)
+    os.truncate(path / "parameters.json", 1 << 40)
+    files = {"parameters.json": StoredFile(1 << 40, "a" * 64)}
+    (problem,) = hash_problems(path, files, say=lambda line: None)
+    assert "parameters.json has 1,099,511,627,776 bytes, far more" in str(problem)

@@ -19,6 +19,7 @@ from tests.ranks import warm_cli
 
 pytest.importorskip("transformers", reason="transformers is of the extra export")
 
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 OVERRIDES = ["data.directory=shards", "run.name=x", "data.sequence_length=16"]
 CONFIG: dict[str, Any] = {
     "model_type": "starcoder2",
@@ -31,6 +32,7 @@ CONFIG: dict[str, Any] = {
     "hidden_act": "gelu",
     "rope_theta": 5000.0,
     "tie_word_embeddings": True,
+    "use_bias": False,
 }
 
 
@@ -164,13 +166,23 @@ def test_values_and_tensors_that_cannot_be_imported(
 
 
 def test_a_tied_output_layer_and_buffers_may_be_there(tmp_path: Path) -> None:
-    tensors = model(tmp_path / "in")
+    tensors = model(tmp_path / "in", use_bias=True)
+    biases = {
+        name.replace("weight", "bias"): torch.zeros(len(value))
+        for name, value in tensors.items()
+        if "proj" in name or "c_fc" in name
+    }
     more = {
         "lm_head.weight": tensors["model.embed_tokens.weight"].clone(),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2),
     }
-    write(tmp_path / "in", tensors | more | {"model.layers.0.mlp.c_fc.bias": torch.zeros(12)})
+    write(tmp_path / "in", tensors | more | biases)
     import_model(tmp_path / "in", tmp_path / "out", "demo", OVERRIDES)
+    del biases["model.layers.0.self_attn.k_proj.bias"]  # as of a shard that was lost
+    write(tmp_path / "in", tensors | more | biases)
+    assert "has no model.layers.0.self_attn.k_proj.bias, which its config.json tells of" in refusal(
+        tmp_path / "in", tmp_path / "other"
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,7 +190,10 @@ def test_a_tied_output_layer_and_buffers_may_be_there(tmp_path: Path) -> None:
     [
         ({"rope_theta": 10000.7}, "rope_theta is 10000.7, and model.rotary_base is a whole number"),
         ({"rope_parameters": [1]}, "transformers cannot load"),
-        ({"num_attention_heads": 0}, "transformers cannot load"),
+        ({"num_attention_heads": 0}, "its num_attention_heads is 0, which no model has"),
+        ({"num_hidden_layers": -1}, "its num_hidden_layers is -1, which no model has"),
+        ({"hidden_act": "evil"}, "its hidden_act is 'evil' and here it is 'gelu'"),
+        ({"rope_parameters": {"rope_type": "evil"}}, "its rope_type is 'evil', a scaled rotation"),
         ({"hidden_size": "8"}, "Field 'hidden_size' expected int, got str"),
         ({"num_hidden_layers": 1.5}, "Field 'num_hidden_layers' expected int, got float"),
         ({"norm_epsilon": "small"}, "Field 'norm_epsilon' expected float, got str"),
@@ -209,6 +224,9 @@ def test_odd_configurations(tmp_path: Path, changes: dict[str, Any], said: str) 
         ("config.json", '{"vocab_size": 3, "vocab_size": 32}', "has the key 'vocab_size' twice"),
         ("adapter_config.json", "{}", "merge it into that model first"),
         ("model.safetensors", "no weights at all", "Error while deserializing header"),
+        ("model.safetensors", LFS, "model.safetensors cannot be read: it is a pointer of Git LFS"),
+        ("tokenizer.json", LFS, "fetch the file itself with `git lfs pull`"),
+        ("config.json", LFS, "config.json cannot be read: it is a pointer of Git LFS"),
     ],
 )
 def test_odd_files(tmp_path: Path, name: str, content: str, said: str) -> None:
@@ -299,7 +317,7 @@ def another_shape(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
         (a_key_twice, "it has the key 'model.embed_tokens.weight' twice"),
         (another_head, "tie_word_embeddings is true, and lm_head.weight is not the embedding"),
         (a_link, "elsewhere, outside of the directory: put the file itself there"),
-        (a_pipe, "model-2.safetensors is not a regular file"),
+        (a_pipe, "model-2.safetensors cannot be read: it is not a regular file"),
         (cut_short, "transformers cannot load"),
         (a_billion_layers, "config.json tells of 1000000000 layers, and the files have 13"),
         (another_shape, "model.norm.weight has the shape (9,), and its config.json makes it (8,)"),

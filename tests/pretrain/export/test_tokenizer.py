@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import sentencepiece
+from tokenizers import Tokenizer, processors
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest, read_manifest
-from data_pipeline.tokenizer.tokenizer import identify
+from data_pipeline.tokenizer.tokenizer import identify, open_tokenizer
 from pretrain.errors import UserError
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
 from tests.conftest import data_pipeline
@@ -123,6 +124,37 @@ def test_a_tokenizer_json_goes_as_it_is(manifest: Manifest, exported: Path, tmp_
     write_tokenizer(same, out, model_max_length=32)
     assert (out / "tokenizer.json").read_bytes() == (stored / "tokenizer.json").read_bytes()
     assert load(out).eos_token == "</s>"
+
+
+def test_what_training_switches_off_in_a_tokenizer_json_is_off_in_the_export(
+    exported: Path, tiny_shards: Path, tmp_path: Path
+) -> None:
+    """Tokens in front and at the end, and a longest text; the comparison uses the defaults too."""
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    tokenizer = Tokenizer.from_file(str(exported / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    tokenizer.enable_truncation(max_length=8)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(stored / "tokenizer.json"))
+    assert tokenizer.encode("a" * 40).ids[::7] == [1, 2]
+    shutil.copy(exported / "tokenizer_config.json", stored)
+    shutil.copytree(tiny_shards, tmp_path / "shards")
+    shutil.copy(stored / "tokenizer.json", tmp_path / "shards")
+    identity = identify(stored / "tokenizer.json")
+    trained = replace(read_manifest(tiny_shards), directory=tmp_path / "shards", tokenizer=identity)
+    out = tmp_path / "out"
+    out.mkdir()
+    write_tokenizer(trained, out, model_max_length=32)
+    ids = open_tokenizer(trained.tokenizer_path).encode(["a" * 40])[0].tolist()
+    assert load(out)("a" * 40)["input_ids"] == ids and len(ids) > 8
+    assert Tokenizer.from_file(str(out / "tokenizer.json")).encode("a" * 40).ids == ids
+    found = compare_tokenizers([trained], out, custom=False)
+    assert found.documents > 50 and found.different_ids == found.different_texts == 0
+    shutil.copy(stored / "tokenizer.json", out)
+    assert compare_tokenizers([trained], out, custom=False).different_ids == found.documents
 
 
 def test_models_of_other_kinds_are_refused(manifest: Manifest, tmp_path: Path) -> None:

@@ -55,7 +55,9 @@ def test_a_place_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_on_another_machine_it_holds_while_it_is_renewed_and_then_runs_out(tmp_path: Path) -> None:
+def test_on_another_machine_it_holds_while_it_is_renewed_and_then_runs_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = held_elsewhere(tmp_path, age=40.0)
     lock = RunLock(tmp_path)
     assert not lock.take()
@@ -67,6 +69,9 @@ def test_on_another_machine_it_holds_while_it_is_renewed_and_then_runs_out(tmp_p
     ):
         lock.take()
     held_elsewhere(tmp_path, age=EXPIRES_AFTER + 2)
+    assert not lock.take()
+    assert "it is free after 90 s without a renewal, 20 s of them watched" in lock.waited_for
+    monkeypatch.setattr(lease, "WATCHED_FOR", 0.0)
     assert lock.take()
     lock.release()
 
