@@ -54,7 +54,9 @@ TasksOption = Annotated[
     int | None,
     typer.Option(help="Share the runs among this many tasks; task I has runs I, I+N, ..."),
 ]
-MarginOption = Annotated[float, typer.Option(help="Percent of perplexity that matters.")]
+MarginOption = Annotated[
+    float, typer.Option(help="Percent of perplexity that matters; 0: any difference.")
+]
 
 
 class Match(str, Enum):
@@ -197,7 +199,10 @@ def trial(
     grid: GridArgument,
     overrides: OverridesArgument = None,
     question: Annotated[
-        Question, typer.Option(help="Is the second arm better, worse, or within ± the margin?")
+        Question,
+        typer.Option(
+            help="Is the second arm better or worse by more than the margin, or within ± it?"
+        ),
     ] = Question.BETTER,
     margin: MarginOption = 2.0,
     max_pairs: Annotated[
@@ -347,10 +352,10 @@ def _print_plan(runs: Sequence[PlannedRun]) -> None:
     width = shutil.get_terminal_size((MIN_WIDTH, 24)).columns
     Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
     waiting = [run for run in runs if run.standing != "finished"]
-    flops = sum(run.config.total_flops for run in waiting)
+    left = sum(run.config.total_flops for run in waiting)
     typer.echo(
-        f"{len(waiting)} of {len(runs)} runs to train: {flops:.2e} FLOPs, about "
-        f"{_clock(flops / CORE_FLOPS)} on one core of a server; `plan` says how long one takes on "
+        f"{len(waiting)} of {len(runs)} runs to train: {left:.2e} FLOPs, about "
+        f"{_clock(left / CORE_FLOPS)} on one core of a server; `plan` says how long one takes on "
         "GPUs"
     )
 

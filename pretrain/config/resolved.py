@@ -20,6 +20,12 @@ from pretrain.config.schedule import Phase
 from pretrain.config.tree import Config
 from pretrain.runs.directory import RunDirectory
 
+FILE_FACTS = {
+    "deepspeed.config": "deepspeed_config_sha256",
+    "model.initial_weights": "initial_weights_sha256",
+}
+"""{section.key that names a file: key of environment.json with the SHA-256 of its content}"""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -54,7 +60,7 @@ class Resolved:
         trunk: Directory of the run that this one branches from; None: it is no branch.
         layout: The spread over the ranks, with the ZeRO stage.
         deepspeed: Settings for DeepSpeed, with the keys that follow from `config` filled in.
-        deepspeed_sha256: SHA-256 of the file of `deepspeed.config`; None for a shipped name.
+        file_digests: SHA-256 of the files that keys name, of `file_digests`.
     """
 
     config: Config
@@ -67,7 +73,7 @@ class Resolved:
     trunk: RunDirectory | None = field(compare=False)
     layout: Layout
     deepspeed: Mapping[str, Any]
-    deepspeed_sha256: str | None
+    file_digests: Mapping[str, str | None]
 
 
 def resolve(config: Config, world_size: int) -> Resolved:
@@ -86,7 +92,6 @@ def resolve(config: Config, world_size: int) -> Resolved:
     """
     check_ranks(config, world_size)
     settings = deepspeed_settings(config, world_size)
-    digest = settings_digest(config.deepspeed.config)
     stage = zero_stage(settings)
     check_stage(config, stage)
     if config.telemetry.wandb:
@@ -111,5 +116,14 @@ def resolve(config: Config, world_size: int) -> Resolved:
         trunk=config.trunk,
         layout=layout,
         deepspeed=settings,
-        deepspeed_sha256=digest,
+        file_digests=file_digests(config),
     )
+
+
+def file_digests(config: Config) -> dict[str, str | None]:
+    """Return {section.key: SHA-256 of the file that it names, or of its header}; None: no file."""
+    weights = config.given_weights
+    return {
+        "deepspeed.config": settings_digest(config.deepspeed.config),
+        "model.initial_weights": None if weights is None else weights.sha256,
+    }

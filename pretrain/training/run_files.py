@@ -11,7 +11,7 @@ import torch
 from pretrain.checkpoint.branching import origin_of, take_records
 from pretrain.checkpoint.resuming import Start
 from pretrain.config.keys import KEYS, Change, effective_changes
-from pretrain.config.resolved import Resolved
+from pretrain.config.resolved import FILE_FACTS, Resolved
 from pretrain.data.open import RunData, data_facts
 from pretrain.errors import UserError
 from pretrain.plan.products import Products
@@ -29,6 +29,7 @@ from pretrain.runs.directory import (
 from pretrain.runs.environment import describe_environment
 from pretrain.runs.metrics_file import last_record, summary_of
 from pretrain.runs.removal import remove_file
+from pretrain.runs.seals import intact_seals
 from pretrain.runs.tags import VALIDATION_LOSS
 from pretrain.telemetry.hparams import hparams, results
 from pretrain.telemetry.records import RunFacts
@@ -36,8 +37,6 @@ from pretrain.telemetry.telemetry import Telemetry
 from pretrain.training.earlier import Earlier, read_earlier
 from pretrain.training.phase_engine import PhasedEngine
 
-DEEPSPEED_FACT = "deepspeed_config_sha256"
-"""Key of environment.json with the SHA-256 of the file of deepspeed.config; null without one."""
 ENDINGS = {
     FINISHED: "",
     STOPPED: " is saved; the same command continues from here",
@@ -71,7 +70,7 @@ def open_run_files(
     earlier = read_earlier(run, start, config.checkpoint.fall_back)
     changes = [
         *effective_changes(earlier.settings, config.values),
-        *content_changes(resolved.deepspeed_sha256, earlier),
+        *content_changes(resolved.file_digests, earlier),
     ]
     if step == total_steps:
         refuse_changes_of_the_past(run, changes, step)
@@ -148,16 +147,18 @@ def refuse_changes_of_the_past(run: RunDirectory, changes: Sequence[Change], tra
             )
 
 
-def content_changes(digest: str | None, earlier: Earlier) -> list[Change]:
-    """Return the change of the file that deepspeed.config names, whose name has not changed.
+def content_changes(file_digests: Mapping[str, str | None], earlier: Earlier) -> list[Change]:
+    """Return the changes of files that keys name, whose names have not changed.
 
     Args:
-        digest: SHA-256 of the file; None without one.
+        file_digests: {key: SHA-256 of the file that it names}; None: it names none.
         earlier: what the run's files, or its trunk's, say.
     """
-    was = earlier.environment.get(DEEPSPEED_FACT)
-    changed = bool(was) and was != digest
-    return [Change("the content of deepspeed.config", was, digest)] if changed else []
+    changes = [
+        Change(f"the content of {key}", earlier.environment.get(FILE_FACTS[key]), digest)
+        for key, digest in file_digests.items()
+    ]
+    return [change for change in changes if change.was and change.was != change.value]
 
 
 def write_run_files(
@@ -219,9 +220,10 @@ def environment_of(
         "changes": {change.key: {"was": change.was, "is": change.value} for change in changes},
         **({} if trunk is None else {"branched_from": origin_of(trunk, first_step - 1)}),
         **({"lost": [*earlier.lost]} if earlier.lost else {}),
+        "seals": intact_seals(resolved.config.run_path.resolve().parent),
     }
-    digest = {DEEPSPEED_FACT: resolved.deepspeed_sha256}
-    return {**environment, **digest, "segments": [*earlier_segments, segment]}
+    digests = {FILE_FACTS[key]: digest for key, digest in resolved.file_digests.items()}
+    return {**environment, **digests, "segments": [*earlier_segments, segment]}
 
 
 def write_audit(run: RunDirectory, phased: PhasedEngine) -> None:
