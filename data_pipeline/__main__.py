@@ -103,7 +103,7 @@ def train_tokenizer(
         exclude_sources=tuple(exclude_source or ()),
     )
     keys = RecordKeys(text_key, source_key, default_source)
-    selected = find_inputs(inputs)
+    selected = find_inputs(inputs, keys)
     report, trained = trainer.train_tokenizer(selected.files, out, settings, keys)
     typer.echo(f"{out}.model: " + ("trained" if trained else "already up to date"))
     typer.echo(
