@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.home import expand_arguments
+from data_pipeline.io.home import expand_arguments, unset_empty_variables
 from data_pipeline.io.words import guard_output, output_or_refusal, shown_in_line
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.hub import SOURCES
@@ -265,5 +266,15 @@ def main() -> None:
         raise
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """Run the command line in a process of its own.
+
+    There `datasets` need not import torch, which takes seconds and much memory in every worker.
+    """
+    os.environ.setdefault("USE_TORCH", "0")
+    unset_empty_variables()
     main()
+
+
+if __name__ == "__main__":
+    start()

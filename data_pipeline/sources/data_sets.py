@@ -105,9 +105,11 @@ class DataSet:
         Raises:
             DataError: If there is no row.
         """
+        row: Mapping[str, Any] | None = None
         with refusing(self.place):
             rows = self.data.select_columns(columns) if columns else self.data
-            row: Mapping[str, Any] | None = next(iter(rows), None)
+            if getattr(rows, "num_rows", 1):
+                row = next(iter(rows), None)
         if row is None:
             raise DataError(f"{self.place or 'the data set'} has no rows; give another split")
         return row
@@ -228,7 +230,10 @@ def _open_saved(directory: str) -> DataSet:
     import datasets
 
     with refusing(directory):
-        data = datasets.load_from_disk(directory)
+        try:
+            data = datasets.load_from_disk(directory)
+        except IndexError as error:  # of no rows, save_to_disk writes no file
+            raise DataError(f"{directory} has no rows; give another split") from error
     split = "data"
     if isinstance(data, datasets.DatasetDict):
         split = _choose_split(directory, [*data], "", advice=f"give {directory}/SPLIT")
@@ -272,7 +277,8 @@ def _open_on_hub(name: str) -> DataSet:
         return commit, builder.config.name, builder.as_streaming_dataset()
 
     with refusing(place, repository, revision):
-        commit, config, splits = repeat(request, place, _say, waits=FIRST_WAITS)
+        waits = () if offline else FIRST_WAITS
+        commit, config, splits = repeat(request, place, _say, waits=waits)
     advice = f"give {_HUB}:{repository}:{config}:SPLIT"
     split = _choose_split(place, [*splits], split, advice)
     pinned = f"{_HUB}:{repository}:{config}:{split}" + (f"@{commit}" if commit else "")
