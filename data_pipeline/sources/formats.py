@@ -96,10 +96,10 @@ _TABLE = "a table; give csv:FILE, and --text-key for the column of the text"
 _TAR = "a tar archive; unpack it first, or give webdataset:FILE if it is one"
 _TAR_MAGIC = (257, b"ustar")
 JSON_AS_A_WHOLE = (
-    "the file is JSON as a whole; write one record a line: jq -c '.[]' FILE > NEW.jsonl (jq -c . "
+    "JSON as a whole; write one record a line: jq -c '.[]' FILE > NEW.jsonl (jq -c . "
     "where it is no list)"
 )
-_WHOLE = re.compile(rb"\s*(\[\s*(\{|$)|\{\s*$)")
+_WHOLE = re.compile(rb"\s*(\[\s*(\{|\]|$)|\{\s*$)")
 # Files that are not text, by ending and by their first bytes, and the way to convert them.
 _FOREIGN = (
     (".pdf", b"%PDF-", "a PDF, not text; convert it: pdftotext -enc UTF-8 FILE.pdf FILE.txt"),

@@ -165,7 +165,7 @@ class RecordReader:
                 line = line.removeprefix(_UTF8_MARK)
                 first = False
                 if is_whole_json(line):
-                    yield Reject(1, "damaged", JSON_AS_A_WHOLE)
+                    yield Reject(1, "damaged", f"the file is {JSON_AS_A_WHOLE}")
                     return
             try:
                 record = orjson.loads(line)

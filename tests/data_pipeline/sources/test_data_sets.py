@@ -358,13 +358,30 @@ def test_damage_in_the_middle_of_a_shard_is_named_and_the_rest_is_kept(
     assert entry.damaged.split(":")[0] in LOST
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'text,id\nwords,1\n"never closed,2\nx,3\n', "EOF inside string"),
+        (b"text,id\nwords,1\nGr\xf6\xdfe,2\n", "'utf-8' codec can't decode"),
+    ],
+)
+def test_a_table_that_no_reader_reads_is_one_sentence(
+    workshop: Workshop, tmp_path: Path, content: bytes, said: str
+) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    done = run("tokenize", f"csv:{tmp_path}/a.csv", *arguments(workshop, tmp_path / "out"))
+    assert f"cannot read csv:{tmp_path}/a.csv: " in done.sentence() and said in done.sentence()
+
+
 def test_other_mistakes_are_one_sentence(workshop: Workshop, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text\nx\n")
     (tmp_path / "empty.csv").write_text("text\n")
+    (tmp_path / "bars.csv").write_text("id;text\n1;x\n")
     place = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": ["a"]}))
     for entries, expected in (
         ([f"csv:{tmp_path}/b.csv"], f"cannot read csv:{tmp_path}/b.csv: Unable to find"),
         ([f"csv:{tmp_path}/empty.csv"], "has no rows"),
+        ([f"csv:{tmp_path}/bars.csv"], 'has no column "text", it has id;text; name the column'),
         ([tmp_path / "a.csv"], "is a table; give csv:FILE"),
         (["quark:x"], "quark is no reader; readers are hf (the hub), arrow, "),
         (["s3://bucket/x.jsonl"], "json:s3://bucket/x.jsonl"),
