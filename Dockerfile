@@ -22,7 +22,7 @@ COPY ds_configs ds_configs
 COPY megatron_patches megatron_patches
 COPY pretrain pretrain
 COPY laboratory laboratory
-RUN pip install --no-cache-dir --constraint constraints.txt '.[compare,parquet,hub,export]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[compare,export]'
 
 RUN useradd --create-home --uid 1000 ora && mkdir /work && chown ora /work
 USER 1000
