@@ -23,7 +23,7 @@ COPY ds_configs ds_configs
 COPY megatron_patches megatron_patches
 COPY pretrain pretrain
 COPY laboratory laboratory
-RUN pip install --no-cache-dir --constraint constraints.txt '.[compare,parquet,hub,export]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[compare,export]'
 # The checkout's .git is not in the image; environment.json of a run names the commit in this file.
 RUN printf '%s\n' "$GIT_COMMIT" > "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/git_commit"
 

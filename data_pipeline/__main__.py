@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.home import expand_arguments
+from data_pipeline.io.home import expand_arguments, unset_empty_variables
 from data_pipeline.io.words import guard_output, output_or_refusal, shown_in_line
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.hub import SOURCES
@@ -103,7 +104,7 @@ def train_tokenizer(
         exclude_sources=tuple(exclude_source or ()),
     )
     keys = RecordKeys(text_key, source_key, default_source)
-    selected = find_inputs(inputs)
+    selected = find_inputs(inputs, keys)
     report, trained = trainer.train_tokenizer(selected.files, out, settings, keys)
     typer.echo(f"{out}.model: " + ("trained" if trained else "already up to date"))
     typer.echo(
@@ -270,5 +271,15 @@ def main() -> None:
         raise
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """Run the command line in a process of its own.
+
+    There `datasets` need not import torch, which takes seconds and much memory in every worker.
+    """
+    os.environ.setdefault("USE_TORCH", "0")
+    unset_empty_variables()
     main()
+
+
+if __name__ == "__main__":
+    start()

@@ -28,7 +28,7 @@ from pretrain.ranks.cores import usable_cores
 from pretrain.ranks.output import outlive_output
 
 if TYPE_CHECKING:
-    from data_pipeline.sources.discovery import InputFile
+    from data_pipeline.sources.discovery import InputFile, Inputs
     from laboratory.sweep.running import SignalRelay
 
 LEAST_BYTES = 200_000
@@ -41,9 +41,11 @@ OTHER_SECONDS = 75.0
 MOST_EPOCHS = 10
 SIZES = ((4, 128, 4), (6, 256, 8), (8, 512, 8))
 """(layers, hidden size, heads), by size."""
-PLAIN, PACKED = (".txt", ".md", ".jsonl", ".ndjson", ".csv", ".tsv"), 3
+PLAIN, PACKED = (".txt", ".md", ".jsonl", ".ndjson", ".json"), 3
 """Endings of files that are not packed, and about how many bytes of text are in a byte of the
 others."""
+MOST_BYTES = 64_000_000
+"""Text that is taken of a data set, which may be larger than this machine's disk."""
 DESIGNS = "demo_frozen_designs"
 """The grid whose entries are the designs; the first is the baseline."""
 SPELLED_OUT, _FACTORS = "monarch_shared_conv4", "optimizer.learning_rate_factors"
@@ -106,7 +108,8 @@ def try_(
     texts: Annotated[
         list[str],
         typer.Argument(
-            help="Files or directories of text: .txt, .md, .jsonl, .csv (also packed), .parquet."
+            help="Files or directories of text (.txt, .md, .jsonl, also packed, .parquet), or a "
+            "data set: hf:NAME, a directory of save_to_disk, csv:FILE."
         ),
     ],
     out: Out = Path("trial"),
@@ -131,12 +134,16 @@ def try_(
 
     Example: ora-pretrain try novels/ --minutes 10
     """
-    from data_pipeline.sources.discovery import find_inputs
+    from data_pipeline.sources.discovery import RecordKeys, find_inputs
     from data_pipeline.tokenizing.verbs import refuse_out
     from pretrain.ranks.devices import MACHINE, nvidia_devices
 
     refuse_out(texts, out / "shards")
-    files = find_inputs(texts).files
+    inputs = find_inputs(texts, RecordKeys(text_key))
+    if inputs.data_set is not None:
+        texts = [str(written_beginning(inputs, text_key, out))]
+        inputs = find_inputs(texts)
+    files = inputs.files
     read, remarks, tables = survey(files, text_key, named=texts)
     size = sum(file.size * (1 if file.name.lower().endswith(PLAIN) else PACKED) for file in read)
     if size < LEAST_BYTES:
@@ -246,8 +253,6 @@ def survey(
     lost = {}
     tables = 0
     for file in files:
-        if not isinstance(file.path, Path):  # to be fetched once only
-            continue
         why = "no lines"
         try:
             for item in RecordReader(file, RecordKeys(text_key)):
@@ -270,6 +275,39 @@ def survey(
     sentences = [f"text is read from the key{'' if single else 's'} {listed}"] if key_counts else []
     read = [file for file in files if file.name not in lost]
     return read, [*sentences, *describe(lost.values())], tables
+
+
+def written_beginning(inputs: Inputs, text_key: str, out: Path) -> Path:
+    """Write the first MOST_BYTES of a data set's text to a file below `out`, and return its path.
+
+    Args:
+        text_key: Keys of the text in a record.
+        out: Directory of the trial.
+    """
+    import orjson
+
+    from data_pipeline.io.files import write_atomically
+    from data_pipeline.sources.discovery import RecordKeys
+    from data_pipeline.sources.records import read_documents
+
+    keys = RecordKeys(text_key)
+    version = f"{inputs.root} {inputs.files[0].version}"
+    digest = hashlib.sha256(version.encode()).hexdigest()[:8]
+    path = out / f"texts-{digest}" / "beginning.jsonl"
+    if path.exists():
+        return path
+    lines: list[bytes] = []
+    size = 0
+    for file in inputs.files:
+        for document in read_documents(file, keys):
+            lines.append(orjson.dumps({keys.text_keys[0]: document.text}) + b"\n")
+            size += len(lines[-1])
+            if size >= MOST_BYTES:
+                break
+        if size >= MOST_BYTES:
+            break
+    write_atomically(path, b"".join(lines))
+    return path
 
 
 def linked(files: Sequence[InputFile], out: Path) -> Path:

@@ -23,7 +23,7 @@ except ModuleNotFoundError:
     )
     sys.exit(2)
 
-from data_pipeline.io.home import expand_arguments
+from data_pipeline.io.home import expand_arguments, unset_empty_variables
 from data_pipeline.io.words import guard_output, output_or_refusal, shown_in_line
 from pretrain.checkpoint.verb import checkpoint
 from pretrain.config.arguments import ConfigArgument, OverridesArgument
@@ -354,6 +354,7 @@ def main() -> None:
     from megatron_patches.errors import MethodError
 
     guard_output()
+    unset_empty_variables()
     try:
         with output_or_refusal():
             app(standalone_mode=True)

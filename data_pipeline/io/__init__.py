@@ -2,7 +2,7 @@
 
 files     hashes, checked JSON, writes that are complete or absent
 forms     strict JSON, and validation of what was read from it
-home      paths that begin with ~
+home      paths that begin with ~, empty variables
 lease     locks that are files with a heartbeat
 pool      worker processes
 progress  progress on a terminal or in a log

@@ -1,4 +1,4 @@
-"""Expansion of ~, which a shell leaves alone in `--out=~/x` and `run.directory=~/x`."""
+"""What a shell leaves alone: ~ in `--out=~/x` and `run.directory=~/x`, and empty variables."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 def expand_home(path: str | os.PathLike[str]) -> Path:
     """Replace ~ or ~NAME at the beginning of a path by the home directory it stands for."""
     return Path(os.path.expanduser(path))
+
+
+def unset_empty_variables() -> None:
+    """Remove variables of the hub's client without a value, as `HF_ENDPOINT=` leaves them."""
+    for name in [name for name, value in os.environ.items() if name.startswith("HF_")]:
+        if not os.environ[name]:
+            del os.environ[name]
 
 
 def expand_arguments(app: typer.Typer) -> None:

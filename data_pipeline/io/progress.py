@@ -61,12 +61,14 @@ class _Line:
             log: Text for a log, in place of `text`.
         """
         share = "100.0%" if done >= total else f"{min(done / total, 0.999):.1%}"
-        described = shown_in_line(f"{share}, {left}: {text}")
+        # The size of a data set is not known.
+        prefix = f"{share}, {left}: " if total else ""
+        described = shown_in_line(f"{prefix}{text}")
         self._bar.update(self._job, completed=done, total=max(1, total), description=described)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._logged >= self._log_seconds:
             self._logged = now
-            line = shown_in_line(f"{share}, {left}: {log or text}")
+            line = shown_in_line(f"{prefix}{log or text}")
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import hashlib
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from data_pipeline.errors import DataError, needs_extra
+from data_pipeline.errors import DataError
 from data_pipeline.io.files import read_form, sha256_file, to_json, write_atomically
 from data_pipeline.io.forms import Count, Inside
 
@@ -33,11 +34,14 @@ _READ_BYTES = 1 << 22
 # Seconds before each further attempt at a file: of thousands of files, some meet a busy hub or a
 # lost connection, which may be away for seven minutes.
 _WAITS = (1, 5, 20, 60, 120, 240)
+# The same for the first request, where there may be no network at all.
+FIRST_WAITS = (1, 4, 10)
 _BUSY = (408, 429)
 
 # (files done, bytes done, bytes in all)
 _Report = Callable[[int, int, int], None]
 _Note = Callable[[str], None]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -198,9 +202,8 @@ def download(
         raise DataError(f"--workers {workers} must be at least 1")
     if directory.exists() and not directory.is_dir():
         raise DataError(f"--out {directory} is a file; give a directory")
-    with needs_extra("download", "hub"):
-        import huggingface_hub
-        from huggingface_hub.utils import disable_progress_bars
+    import huggingface_hub
+    from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
     previous = read_download(directory, UNFINISHED_NAME) or read_download(directory)
@@ -208,8 +211,13 @@ def download(
         revision = (
             previous.revision if previous and previous.repository == source.repository else "main"
         )
-    with _hub_errors_as_data_errors(source.repository, revision):
-        commit, listing = _listing(source.repository, revision)
+    with refusing_hub_errors(f"download {source.repository}", source.repository, revision):
+        commit, listing = repeat(
+            functools.partial(_listing, source.repository, revision),
+            source.repository,
+            note,
+            waits=FIRST_WAITS,
+        )
     chosen = wanted.choose(listing, source, f"{source.repository} at {commit}")
     result = Download(name, source.repository, commit, tuple(chosen))
     if previous is not None:
@@ -233,8 +241,8 @@ def download(
         path = directory / file.name
         if path.exists() and _problem(path, file) is None:
             return
-        with _hub_errors_as_data_errors(source.repository, commit):
-            repeat(ask, file, note, ended)
+        with refusing_hub_errors(f"download {source.repository}", source.repository, commit):
+            repeat(functools.partial(ask, file), file.name, note, ended)
         if problem := _problem(path, file):
             path.unlink(missing_ok=True)
             raise DataError(
@@ -289,26 +297,32 @@ def find_origin(root: Path) -> dict[str, Any] | None:
 
 
 def repeat(
-    ask: Callable[[RemoteFile], None], file: RemoteFile, note: _Note, ended: threading.Event
-) -> None:
-    """Request a file until it is downloaded, through errors that pass; the last error is raised.
+    request: Callable[[], _T],
+    name: str,
+    note: _Note,
+    ended: threading.Event | None = None,
+    waits: Sequence[int] = _WAITS,
+) -> _T:
+    """Make a request until it is answered, through errors that pass; the last error is raised.
 
     Args:
-        ask: Request of the file.
+        name: Name of what is asked for.
         note: Callback that gets a line before each wait.
         ended: Event that ends all waiting.
+        waits: Seconds before each further attempt.
     """
-    for wait in _WAITS:
+    ended = ended or threading.Event()
+    for wait in waits:
         try:
-            return ask(file)
+            return request()
         except Exception as error:
             if not passes(error):
                 raise
-            reason = _reason(error.__cause__ or error)
-            note(f"{file.name}: {reason}; asking for it again in {wait} s")
+            reason = one_line(error.__cause__ or error)
+            note(f"{name}: {reason}; asking for it again in {wait} s")
             if ended.wait(wait):
                 raise
-    return ask(file)
+    return request()
 
 
 def passes(error: Exception) -> bool:
@@ -384,7 +398,7 @@ def _git_blob_id(path: Path, size: int) -> str:
     return digest.hexdigest()
 
 
-def _reason(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return the message of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -420,35 +434,40 @@ def _fetch_all(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+def gated(repository: str) -> DataError:
+    """Return the refusal of a data set whose terms have not been accepted."""
+    return DataError(
+        f"{repository} is gated: accept its terms on the hub and give a token in HF_TOKEN"
+    )
+
+
 @contextlib.contextmanager
-def _hub_errors_as_data_errors(repository: str, revision: str) -> Iterator[None]:
-    """Turn every error of the hub's client into a DataError of one sentence."""
+def refusing_hub_errors(what: str, repository: str, revision: str) -> Iterator[None]:
+    """Turn every error of the hub's client into a DataError of one sentence.
+
+    Args:
+        what: Clause on what was tried, as `download acme/text`.
+    """
     from huggingface_hub import errors
 
     try:
         yield
+    except DataError:
+        raise
     except errors.GatedRepoError as error:
-        raise DataError(
-            f"{repository} is gated: accept its terms on the hub and give a token in HF_TOKEN"
-        ) from error
+        raise gated(repository) from error
     except errors.RepositoryNotFoundError as error:
         raise DataError(
-            f"the hub has no data set {repository}, or this token may not see it; give another "
-            f"with --hub-id"
+            f"the hub has no data set {repository}, or this token may not see it; give another name"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise DataError(f"{repository} has no revision {revision}; see --revision") from error
+        raise DataError(f"{repository} has no revision {revision}; give another") from error
     except errors.HFValidationError as error:
-        raise DataError(
-            f"--hub-id {repository} is not a name like organisation/data-set"
-        ) from error
-    except RuntimeError as error:
-        raise DataError(
-            f"cannot download {repository}: {_reason(error)}; what is finished is kept: run the "
-            f"same command again, with HF_HUB_DISABLE_XET=1 if that does not help"
-        ) from error
-    except (errors.HTTPError, OSError, ValueError) as error:
-        raise DataError(
-            f"cannot download {repository}: {_reason(error)}; what is finished is kept: run the "
-            f"same command again"
-        ) from error
+        raise DataError(f"{repository} is not a name like organisation/data-set") from error
+    except (RuntimeError, errors.HTTPError, OSError, ValueError) as error:
+        remedy = "; what is finished is kept: run the same command again"
+        if isinstance(error, RuntimeError):
+            remedy += ", with HF_HUB_DISABLE_XET=1 if that does not help"
+        if isinstance(error, ValueError | FileNotFoundError) and not passes(error):
+            remedy = ""
+        raise DataError(f"cannot {what}: {one_line(error)}{remedy}") from error
