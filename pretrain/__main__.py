@@ -212,14 +212,24 @@ def show(
     meanings: Annotated[
         bool, typer.Option("--meanings", help="Print also the meaning of each key.")
     ] = False,
+    tensors: Annotated[
+        bool,
+        typer.Option(
+            "--tensors",
+            help="Print what trains, by the names that patterns of rates and decay match.",
+        ),
+    ] = False,
 ) -> None:
     """Print the resolved config, each value with where it came from, and the model's true size.
 
     Example: python -m pretrain show large parallel.tensor_model_parallel_size=2
     """
-    from pretrain.config.show import render_show
+    from pretrain.config.show import render_show, render_tensors
 
-    typer.echo(render_show(config, overrides or [], meanings=meanings))
+    if tensors:
+        typer.echo(render_tensors(config, overrides or []))
+    else:
+        typer.echo(render_show(config, overrides or [], meanings=meanings))
 
 
 @app.command()

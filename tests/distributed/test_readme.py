@@ -43,7 +43,7 @@ PASTED = {
     "python -m pretrain train demo": SETTINGS,
     "python -m pretrain sweep a1_init": " --dry-run",
     "python -m pretrain compare demo/runs/vanilla demo/runs/": "",
-    "python -m pretrain compare-losses losses.csv": "",
+    "python -m pretrain compare-losses docs/results/wiki/runs.csv": "",
     EXPORT: "",
 }
 """{beginning of a command: what is added, so that it takes seconds}"""
@@ -72,7 +72,7 @@ class Reader:
 
     Args:
         environment: what the quickstart installs, and nothing else.
-        place: where it is done: with pages of docs, and losses.
+        place: where it is done: with the pages of docs.
     """
 
     def __init__(self, environment: Environment, place: Path) -> None:
@@ -104,8 +104,6 @@ class Reader:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     place = tmp_path_factory.mktemp("quickstart")
     shutil.copytree(ROOT / "docs", place / "docs")  # with the tables of its results
-    table = [f"{name},{seed},{3 + seed / 9}" for name in ("main", "mine") for seed in range(1, 4)]
-    (place / "losses.csv").write_text("\n".join(["name,seed,loss", *table]) + "\n")
     environment = Environment(place / "venv")
     environment.install("compare")  # in a checkout
     environment.install_checkout(ROOT)

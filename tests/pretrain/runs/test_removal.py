@@ -163,7 +163,6 @@ OUTSIDE = {
     "laboratory/reporting/plots.py": "figures in --out",
     "pretrain/runs/lock.py": "directories that were made for the lock, if they are empty",
     "pretrain/runs/metrics_file.py": "records after the checkpoint that a run resumes from",
-    "laboratory/results/figures.py": "figures in --out",
 }
 
 
