@@ -79,7 +79,7 @@ def compare(
         if which("tensorboard")
         else min(tensorboard, os.path.relpath(tensorboard), key=len)
     )
-    typer.echo(f"report: {out / 'report.html'}\nTensorBoard: {tensorboard} --logdir {events}")
+    typer.echo(f"TensorBoard: {tensorboard} --logdir {events}\nreport: {out / 'report.html'}")
 
 
 def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> list[ModelText]:

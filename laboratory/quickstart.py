@@ -54,7 +54,7 @@ CAUTION = (
     "one run of each variant decides nothing: README's findings say what more seeds and tokens "
     "have shown"
 )
-"""What is said above the path of the page."""
+"""What is said above the comparison."""
 PROMPTS, PROMPT_TOKENS = 2, 12
 PLACES = ("run.name", "run.directory", "data.directory")
 """Settings that follow from --out."""
@@ -446,8 +446,7 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     runs = [str(out / "runs" / name) for name in trial.arms.names]
     against = (f"--baseline={trial.arms.baseline}", f"--out={page}")
     asked = [f"--prompt={text}" for text in prompts]
-    step("4/4 comparison", "pretrain compare", *runs, *against, *asked)
-    typer.echo(f"{CAUTION}\nthe page: {page / 'report.html'}")
+    step(f"4/4 comparison: {CAUTION}", "pretrain compare", *runs, *against, *asked)
 
 
 def choose_arms(design: str) -> Arms:

@@ -6,6 +6,8 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -117,6 +119,12 @@ def sweep(
             "--dry-run", help="Only list the runs: what each has done, its settings, its size."
         ),
     ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Then compare all runs with the first; the page is beside them."
+        ),
+    ] = False,
 ) -> None:
     """Train every run of a grid file; started again, skip what is finished and resume the rest.
 
@@ -147,6 +155,11 @@ def sweep(
         raise UserError(
             "--seal is for the whole grid: give it once with --dry-run and without --only and "
             "--num-tasks, then train without --seal"
+        )
+    if compare and (only or share != slice(None) or dry_run):
+        raise UserError(
+            "--compare is for the whole grid: leave out --only, --num-tasks and --dry-run, or "
+            "compare the runs with `python -m pretrain compare`"
         )
     read = read_grid(grid)
     runs = plan_sweep(
@@ -184,7 +197,19 @@ def sweep(
     typer.echo(_headline(runs, jobs, local_ranks))
     outcomes = run_sweep(runs, jobs, local_ranks, signals=signals, report=Progress(runs, jobs))
     _print_table(outcomes)
-    raise typer.Exit(_conclusion(outcomes, signals.received))
+    code = _conclusion(outcomes, signals.received)
+    raise typer.Exit(_compare(runs) if compare and code == 0 else code)
+
+
+def _compare(runs: Sequence[PlannedRun]) -> int:
+    """Compare runs by the verb, the first run's variant being the baseline; return its exit code.
+
+    The report is in `comparison` in the directory of the runs.
+    """
+    out = runs[0].path.parent / "comparison"
+    paths = [str(run.path) for run in runs]
+    asked = [f"--baseline={runs[0].name}", f"--out={out}"]
+    return subprocess.call([sys.executable, "-m", "pretrain", "compare", *paths, *asked])
 
 
 def _share(task: int | None, num_tasks: int | None) -> slice:

@@ -144,7 +144,7 @@ def test_texts_become_a_page_with_text_of_both_models(reader: Reader) -> None:
     assert said[1].startswith("not read (no column of the text): results/")
     assert said[2] == "vanilla beside vanilla_conv4 beside monarch_shared_conv:"
     assert said[5].startswith("2 layers of 32") and "6 steps" in said[5]
-    assert said[-1] == "the page: trial/comparison/report.html"
+    assert said[-1] == "report: trial/comparison/report.html"
     page = reader.place / "trial/comparison"
     content = json.loads((page / "comparison.json").read_text())
     names = [variant["name"] for variant in content["variants"]]
