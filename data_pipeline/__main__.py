@@ -18,7 +18,8 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.home import expand_arguments, unset_empty_variables
+from data_pipeline.io.home import expand_arguments
+from data_pipeline.io.variables import unset_empty_variables
 from data_pipeline.io.words import guard_output, output_or_refusal, shown_in_line
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.hub import SOURCES
@@ -256,6 +257,7 @@ expand_arguments(app)
 
 def main() -> None:
     """Run the command line; a `DataError` becomes one sentence and exit code 2."""
+    unset_empty_variables()
     guard_output()
     try:
         with output_or_refusal():
@@ -277,7 +279,6 @@ def start() -> None:
     There `datasets` need not import torch, which takes seconds and much memory in every worker.
     """
     os.environ.setdefault("USE_TORCH", "0")
-    unset_empty_variables()
     main()
 
 

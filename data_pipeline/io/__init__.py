@@ -6,5 +6,6 @@ home      paths that begin with ~, empty variables
 lease     locks that are files with a heartbeat
 pool      worker processes
 progress  progress on a terminal or in a log
+variables empty environment variables, which count as unset
 words     control characters of a terminal, shown as escapes
 """

@@ -184,10 +184,14 @@ def sync(stream: BinaryIO) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Wait until the names in a directory are on the disk."""
+    """Wait until the names in a directory are on the disk, where its file system can be asked."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
+    except OSError as error:
+        # Some file systems of networks and virtual machines keep names without being asked.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(directory)
 

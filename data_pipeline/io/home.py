@@ -17,13 +17,6 @@ def expand_home(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def unset_empty_variables() -> None:
-    """Remove variables of the hub's client without a value, as `HF_ENDPOINT=` leaves them."""
-    for name in [name for name, value in os.environ.items() if name.startswith("HF_")]:
-        if not os.environ[name]:
-            del os.environ[name]
-
-
 def expand_arguments(app: typer.Typer) -> None:
     """Expand ~ in every path among the arguments and options of a command line."""
     for command in app.registered_commands:

@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.home import expand_arguments
+from data_pipeline.io.variables import unset_empty_variables
 from data_pipeline.io.words import guard_output, shown_in_line
 from pretrain.errors import UserError
 from pretrain.job.job_kinds import JobKind, Tokenizing, Training, errors_in
@@ -194,6 +195,7 @@ expand_arguments(app)
 
 def main() -> None:
     """Run a verb; user errors are one sentence with exit code 2."""
+    unset_empty_variables()
     guard_output()
     try:
         app()

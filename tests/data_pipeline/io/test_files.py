@@ -14,6 +14,7 @@ from data_pipeline.io.files import (
     refuse_unwritable,
     replace_file,
     sha256_file,
+    sync_directory,
     temporary_path,
     write_atomically,
 )
@@ -81,3 +82,12 @@ def test_a_directory_that_takes_no_files_is_refused(tmp_path: Path) -> None:
     with mounted(tmp_path, "ro"), pytest.raises(DataError) as refused:
         refuse_unwritable(tmp_path / "not" / "there")
     assert f"{tmp_path} takes no new files (its permissions, or it is mount" in str(refused.value)
+
+
+def test_a_directory_whose_file_system_syncs_none_is_left_at_that() -> None:
+    """As /proc, and as file systems of some networks and virtual machines."""
+    directory = os.open("/proc/self", os.O_RDONLY)
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.fsync(directory)
+    os.close(directory)
+    sync_directory(Path("/proc/self"))
