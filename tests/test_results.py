@@ -47,7 +47,7 @@ def test_what_the_pages_state_comes_from_the_committed_runs(
     readme.write_text(text + "\nAnother is 2.7 % [0.7, 4.5].\n")
     assert stated.deviations() == ["README.md: nothing gives 2.7 % [0.7, 4.5]"]
     readme.write_text(
-        text + "\nIt is −0.056 [−0.065, −0.048] ([page](docs/results/wiki/README.md)).\n"
+        text + "\nIt is −0.056 [−0.065, −0.047] ([page](docs/results/wiki/README.md)).\n"
     )
     assert stated.deviations() == []
 

@@ -145,8 +145,8 @@ def in_words(gap: PairedGap, unit: Literal["nats", "percent"], signed: bool) -> 
         mean, *ends = (abs(value) for value in values)
         values = [mean, *sorted(ends)]
     digits, end = (3, "") if unit == "nats" else (1, " %")
-    mean, low, high = (f"{value:{sign}.{digits}f}".replace("-", "−") for value in values)
-    return f"{mean}{end} [{low}, {high}]"
+    words = [f"{value:{sign}.{digits}f}".replace("-", "−") for value in values]
+    return f"{words[0]}{end} [{words[1]}, {words[2]}]"
 
 
 def flat(text: str) -> str:
