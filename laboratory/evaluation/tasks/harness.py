@@ -100,8 +100,7 @@ def require_harness(device: str) -> dict[str, str]:
     try:
         import datasets
         import lm_eval.evaluator
-        import lm_eval.models.huggingface
-        import lm_eval.tasks
+        import lm_eval.models.huggingface  # noqa: F401
         import sacrebleu  # noqa: F401
         from transformers.utils import logging as chatter
     except ImportError as error:

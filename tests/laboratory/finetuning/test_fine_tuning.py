@@ -1,4 +1,4 @@
-"""`evaluate glue` and `evaluate reservoir` on tiny models: what is learned, frozen, kept, refused."""
+"""`evaluate glue` and `evaluate reservoir` on tiny models: learned, frozen, kept, refused."""
 
 from __future__ import annotations
 

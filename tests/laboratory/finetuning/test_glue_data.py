@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-datasets = pytest.importorskip("datasets")
+pytest.importorskip("datasets")
+
+import datasets
 
 from laboratory.finetuning.glue_data import TASKS, find_tasks, measure, read_task
 from pretrain.errors import UserError
