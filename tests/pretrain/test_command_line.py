@@ -177,6 +177,7 @@ def test_outside_the_environment_a_command_says_how_to_enter_it(package: str) ->
         "evaluate diversity RUN",
         "evaluate glue RUN --data RUN --tasks rte",
         "evaluate length RUN",
+        "evaluate reservoir RUN --data RUN",
         "evaluate tasks RUN --tasks arc_easy",
         "replay RUN",
         "trial RUN",
