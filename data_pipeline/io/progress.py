@@ -141,23 +141,3 @@ class ProgressLine(_Line):
             f"{before_rates}in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s, "
             f"{megabytes / seconds:.1f} MB/s)"
         )
-
-
-class DownloadLine(_Line):
-    """Progress of a download."""
-
-    def note(self, text: str) -> None:
-        """Print a line that stays."""
-        self._console.print(shown_in_line(text), highlight=False, soft_wrap=True, markup=False)
-
-    def update(self, files: int, done: int, total: int) -> None:
-        """Show how much is downloaded and checked.
-
-        Args:
-            files: Number of files downloaded and checked.
-            done: Bytes of these files.
-            total: Bytes of all files.
-        """
-        seconds = self.seconds()
-        rate = f"{done / 1e9:,.2f} of {total / 1e9:,.2f} GB ({done / 1e6 / seconds:,.0f} MB/s)"
-        self.show(f"{files:,} files, {rate}", done, total, time_left(seconds, done, total - done))
