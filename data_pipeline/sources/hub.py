@@ -30,7 +30,6 @@ DOWNLOAD_NAME = "download.json"
 UNFINISHED_NAME = "download.unfinished.json"
 # Inputs of `tokenize` may be the download's directory, or that of a split or a chunk below it.
 _LEVELS = 3
-_READ_BYTES = 1 << 22
 # Seconds before each further attempt at a file: of thousands of files, some meet a busy hub or a
 # lost connection, which may be away for seven minutes.
 _WAITS = (1, 5, 20, 60, 120, 240)
@@ -375,22 +374,16 @@ def _listing(repository: str, revision: str) -> tuple[str, list[RemoteFile]]:
 
 def _problem(path: Path, file: RemoteFile) -> str | None:
     """Describe the difference between a file and the listing, as a clause; None without one."""
+    from huggingface_hub.utils.sha import git_hash
+
     if not path.is_file():
         return f"{path} is missing, and is"
     size = path.stat().st_size
     if size != file.size:
         return f"{path} has {size:,} bytes, but {file.size:,}"
     expected = file.sha256 or file.blob_id
-    actual = sha256_file(path) if file.sha256 else _git_blob_id(path, size)
+    actual = sha256_file(path) if file.sha256 else git_hash(path.read_bytes())
     return None if actual == expected else f"{path} has the hash {actual}, but {expected}"
-
-
-def _git_blob_id(path: Path, size: int) -> str:
-    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with open(path, "rb") as stream:
-        while chunk := stream.read(_READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def one_line(error: BaseException) -> str:
