@@ -404,6 +404,9 @@ def refusing_hub_errors(what: str, repository: str, revision: str) -> Iterator[N
 
     Args:
         what: Clause on what was tried, as `download acme/text`.
+
+    Raises:
+        DataError: For any error of the hub, the network or the disk.
     """
     from huggingface_hub import errors
 

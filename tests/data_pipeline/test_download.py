@@ -183,7 +183,8 @@ def test_the_waits_begin_anew_where_files_came_meanwhile() -> None:
 
     repeat(request, "a", said.append, waits=(0, 0.01), left=lambda: left)
     waits = [line.partition("again in ")[2] for line in said]
-    assert waits == ["0 s", "0.01 s", "0 s", "0 s"] and said[0].startswith("a: Data processing error")
+    assert waits == ["0 s", "0.01 s", "0 s", "0 s"]
+    assert said[0].startswith("a: Data processing error")
     left, said[:] = 9, []
     with pytest.raises(RuntimeError, match="no route"):
         repeat(request, "a", said.append, waits=(0,), left=lambda: 9)
