@@ -148,7 +148,6 @@ def download(
 
     Example: python -m data_pipeline download slimpajama --out data/slimpajama --fraction 0.2
     """
-    from data_pipeline.io.progress import DownloadLine
     from data_pipeline.sources import hub
 
     selection = hub.Wanted(
@@ -157,17 +156,15 @@ def download(
         fraction=fraction,
     )
     corpus = hub.source_of(source, hub_id)
-    with DownloadLine() as line:
-        done = hub.download(
-            corpus,
-            source,
-            out,
-            selection,
-            report=line.update,
-            note=line.note,
-            revision=revision,
-            workers=workers,
-        )
+    done = hub.download(
+        corpus,
+        source,
+        out,
+        selection,
+        note=lambda text: typer.echo(shown_in_line(text), err=True),
+        revision=revision,
+        workers=workers,
+    )
     size = sum(file.size for file in done.files)
     typer.echo(
         f"{out}: {len(done.files):,} files, {size / 1e9:,.2f} GB of {done.repository} at "

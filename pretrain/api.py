@@ -125,6 +125,9 @@ def tokenize(
 
     Returns:
         The content of manifest.json.
+
+    Raises:
+        UserError: an option, the tokenizer or the data cannot be used.
     """
     from data_pipeline.errors import DataError
     from data_pipeline.io.files import read_json
@@ -141,9 +144,15 @@ def tokenize(
             keys=RecordKeys(text_key, source_key, default_source),
             test_fraction=test_fraction,
         )
-        limits = Limits(max_reject_rate=max_reject_rate)
         directory = expand_home(out)
-        manifest = tokenize_data(data, expand_home(tokenizer), directory, options, workers, limits)
+        manifest = tokenize_data(
+            data,
+            expand_home(tokenizer),
+            directory,
+            options=options,
+            workers=workers,
+            limits=Limits(max_reject_rate=max_reject_rate),
+        )
         for damage in manifest.damaged:
             warnings.warn(f"damaged input {damage}", stacklevel=2)
         return read_json(directory / MANIFEST_NAME)
@@ -162,6 +171,9 @@ def samples(directory: AnyPath, sequence_length: int | None = None, seed: int = 
 
     Returns:
         Samples `[sequence_length + 1]`, int64.
+
+    Raises:
+        UserError: there are no such shards, they are not the run's, or the length is missing.
     """
     from data_pipeline.errors import DataError
     from pretrain.data.dataset import samples_of_run, samples_of_shards

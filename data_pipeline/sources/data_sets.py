@@ -204,6 +204,9 @@ def refusing(place: str, repository: str = "", revision: str = "") -> Iterator[N
         place: Data set, as the input names it.
         repository: Name on the hub.
         revision: Branch, tag or commit, as it was given.
+
+    Raises:
+        DataError: For any error.
     """
     import datasets
 
@@ -242,7 +245,7 @@ def _open_saved(directory: str) -> DataSet:
     fingerprint: str = data._fingerprint
     place = os.path.abspath(directory)
     origin = {"source": place, "repository": "", "revision": fingerprint}
-    return DataSet(place, origin, fingerprint, data, split)
+    return DataSet(place, origin, version=fingerprint, data=data, split=split)
 
 
 def _open_on_hub(name: str) -> DataSet:
@@ -284,7 +287,8 @@ def _open_on_hub(name: str) -> DataSet:
     pinned = f"{_HUB}:{repository}:{config}:{split}" + (f"@{commit}" if commit else "")
     commit = commit or splits[split]._fingerprint
     origin = {"source": f"{_HUB}:{named}", "repository": repository, "revision": commit}
-    return DataSet(pinned, origin, f"{config}:{split}@{commit}", splits[split], split)
+    version = f"{config}:{split}@{commit}"
+    return DataSet(pinned, origin, version=version, data=splits[split], split=split)
 
 
 def _open_files(entry: str, reader: str, files: str) -> DataSet:
@@ -293,7 +297,7 @@ def _open_files(entry: str, reader: str, files: str) -> DataSet:
 
     if reader not in readers:
         raise DataError(
-            f"input {entry} is no file, and {reader} is no reader; readers are hf (the hub), "
+            f"input {entry} is not a file, and {reader} not a reader; readers are hf (the hub), "
             f"{', '.join(sorted(readers))}"
         )
     if "://" not in files:
@@ -309,7 +313,7 @@ def _open_files(entry: str, reader: str, files: str) -> DataSet:
     split = _choose_split(entry, [*splits], "", advice="name its files")
     version = builder.config_id
     origin = {"source": entry, "repository": "", "revision": version}
-    return DataSet(entry, origin, version, splits[split], split)
+    return DataSet(entry, origin, version=version, data=splits[split], split=split)
 
 
 def _choose_split(place: str, splits: list[str], split: str, advice: str) -> str:

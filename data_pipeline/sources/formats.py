@@ -97,7 +97,7 @@ _TAR = "a tar archive; unpack it first, or give webdataset:FILE if it is one"
 _TAR_MAGIC = (257, b"ustar")
 JSON_AS_A_WHOLE = (
     "JSON as a whole; write one record a line: jq -c '.[]' FILE > NEW.jsonl (jq -c . "
-    "where it is no list)"
+    "where it is not a list)"
 )
 _WHOLE = re.compile(rb"\s*(\[\s*(\{|\]|$)|\{\s*$)")
 # Files that are not text, by ending and by their first bytes, and the way to convert them.

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
+import glob
 import hashlib
-import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,6 @@ DOWNLOAD_NAME = "download.json"
 UNFINISHED_NAME = "download.unfinished.json"
 # Inputs of `tokenize` may be the download's directory, or that of a split or a chunk below it.
 _LEVELS = 3
-_READ_BYTES = 1 << 22
 # Seconds before each further attempt at a file: of thousands of files, some meet a busy hub or a
 # lost connection, which may be away for seven minutes.
 _WAITS = (1, 5, 20, 60, 120, 240)
@@ -38,8 +37,6 @@ _WAITS = (1, 5, 20, 60, 120, 240)
 FIRST_WAITS = (1, 4, 10)
 _BUSY = (408, 429)
 
-# (files done, bytes done, bytes in all)
-_Report = Callable[[int, int, int], None]
 _Note = Callable[[str], None]
 _T = TypeVar("_T")
 
@@ -179,7 +176,6 @@ def download(
     name: str,
     directory: Path,
     wanted: Wanted,
-    report: _Report,
     note: _Note,
     revision: str | None = None,
     workers: int = 8,
@@ -188,8 +184,7 @@ def download(
 
     Args:
         name: Name of the corpus in download.json.
-        report: Callback that gets (files done, bytes done, bytes in all).
-        note: Callback that gets a line for each file that is tried again.
+        note: Callback that gets a line on what is fetched, and one before each wait.
         revision: Branch, tag or commit, resolved to a commit once; None is the directory's earlier
             commit, else `main`.
         workers: Files at a time.
@@ -203,56 +198,52 @@ def download(
     if directory.exists() and not directory.is_dir():
         raise DataError(f"--out {directory} is a file; give a directory")
     import huggingface_hub
-    from huggingface_hub.utils import disable_progress_bars
 
-    disable_progress_bars()
     previous = read_download(directory, UNFINISHED_NAME) or read_download(directory)
     if revision is None:
         revision = (
             previous.revision if previous and previous.repository == source.repository else "main"
         )
-    with refusing_hub_errors(f"download {source.repository}", source.repository, revision):
-        commit, listing = repeat(
-            functools.partial(_listing, source.repository, revision),
-            source.repository,
-            note,
-            waits=FIRST_WAITS,
-        )
-    chosen = wanted.choose(listing, source, f"{source.repository} at {commit}")
-    result = Download(name, source.repository, commit, tuple(chosen))
+    repository = source.repository
+    with refusing_hub_errors(f"download {repository}", repository, revision):
+        listed = functools.partial(_listing, repository, revision)
+        commit, listing = repeat(listed, repository, note, waits=FIRST_WAITS)
+    chosen = wanted.choose(listing, source, f"{repository} at {commit}")
+    result = Download(name, repository, commit, tuple(chosen))
     if previous is not None:
         result = _extended(previous, result, directory)
     # Written before the first file, so that a rerun continues with this commit.
     _write_download(directory / UNFINISHED_NAME, result)
-    ended = threading.Event()
-
-    def ask(file: RemoteFile) -> None:
-        huggingface_hub.hf_hub_download(
-            source.repository,
-            file.name,
+    for file in result.files:  # a file that is not what the hub lists is fetched anew
+        if _problem(directory / file.name, file):
+            (directory / file.name).unlink(missing_ok=True)
+    if missing := _missing(directory, result):
+        size = sum(file.size for file in missing)
+        note(f"{repository}: fetching {len(missing):,} files, {size / 1e9:,.2f} GB")
+        fetch = functools.partial(
+            huggingface_hub.snapshot_download,
+            repository,
             repo_type="dataset",
             revision=commit,
             local_dir=directory,
-            # A file with this name exists but is not what the hub lists.
-            force_download=(directory / file.name).exists(),
+            allow_patterns=[glob.escape(file.name) for file in missing],
+            max_workers=workers,
         )
-
-    def fetch(file: RemoteFile) -> None:
-        path = directory / file.name
-        if path.exists() and _problem(path, file) is None:
-            return
-        with refusing_hub_errors(f"download {source.repository}", source.repository, commit):
-            repeat(functools.partial(ask, file), file.name, note, ended)
-        if problem := _problem(path, file):
-            path.unlink(missing_ok=True)
+        with refusing_hub_errors(f"download {repository}", repository, commit):
+            repeat(fetch, repository, note, left=lambda: len(_missing(directory, result)))
+    for file in missing:
+        if problem := _problem(directory / file.name, file):
+            (directory / file.name).unlink(missing_ok=True)
             raise DataError(
-                f"{problem} in the listing of {source.repository}; it was removed, download again"
+                f"{problem} in the listing of {repository}; it was removed, download again"
             )
-
-    _fetch_all(fetch, list(result.files), workers, report, ended=ended)
     _write_download(directory / DOWNLOAD_NAME, result)
     (directory / UNFINISHED_NAME).unlink(missing_ok=True)
     return result
+
+
+def _missing(directory: Path, download: Download) -> list[RemoteFile]:
+    return [file for file in download.files if not (directory / file.name).exists()]
 
 
 def source_of(name: str, hub_id: str | None) -> HubSource:
@@ -300,29 +291,32 @@ def repeat(
     request: Callable[[], _T],
     name: str,
     note: _Note,
-    ended: threading.Event | None = None,
-    waits: Sequence[int] = _WAITS,
+    waits: Sequence[float] = _WAITS,
+    left: Callable[[], int] = lambda: 0,
 ) -> _T:
     """Make a request until it is answered, through errors that pass; the last error is raised.
 
     Args:
         name: Name of what is asked for.
         note: Callback that gets a line before each wait.
-        ended: Event that ends all waiting.
         waits: Seconds before each further attempt.
+        left: Number of files that are missing; after an attempt that fetched some, the waits begin
+            anew.
     """
-    ended = ended or threading.Event()
-    for wait in waits:
+    attempt = 0
+    while True:
+        missing = left()
         try:
             return request()
         except Exception as error:
-            if not passes(error):
+            if left() < missing:
+                attempt = 0
+            if not passes(error) or attempt == len(waits):
                 raise
             reason = one_line(error.__cause__ or error)
-            note(f"{name}: {reason}; asking for it again in {wait} s")
-            if ended.wait(wait):
-                raise
-    return request()
+            note(f"{name}: {reason}; asking for it again in {waits[attempt]} s")
+            time.sleep(waits[attempt])
+            attempt += 1
 
 
 def passes(error: Exception) -> bool:
@@ -380,58 +374,21 @@ def _listing(repository: str, revision: str) -> tuple[str, list[RemoteFile]]:
 
 def _problem(path: Path, file: RemoteFile) -> str | None:
     """Describe the difference between a file and the listing, as a clause; None without one."""
+    from huggingface_hub.utils.sha import git_hash
+
     if not path.is_file():
         return f"{path} is missing, and is"
     size = path.stat().st_size
     if size != file.size:
         return f"{path} has {size:,} bytes, but {file.size:,}"
     expected = file.sha256 or file.blob_id
-    actual = sha256_file(path) if file.sha256 else _git_blob_id(path, size)
+    actual = sha256_file(path) if file.sha256 else git_hash(path.read_bytes())
     return None if actual == expected else f"{path} has the hash {actual}, but {expected}"
-
-
-def _git_blob_id(path: Path, size: int) -> str:
-    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with open(path, "rb") as stream:
-        while chunk := stream.read(_READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def one_line(error: BaseException) -> str:
     """Return the message of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _fetch_all(
-    action: Callable[[RemoteFile], None],
-    files: list[RemoteFile],
-    workers: int,
-    report: _Report,
-    *,
-    ended: threading.Event,
-) -> None:
-    """Call action(file) for all files on some threads; the first error ends the work.
-
-    Args:
-        action: Work on one file; its waits end with `ended`.
-        workers: Number of threads.
-        report: Callback that gets (files done, bytes done, bytes in all).
-        ended: Event that is set when the work ends.
-    """
-    total = sum(file.size for file in files)
-    done = size = 0
-    with ThreadPoolExecutor(workers) as pool:
-        futures = {pool.submit(action, file): file for file in files}
-        try:
-            for future in as_completed(futures):
-                future.result()
-                done += 1
-                size += futures[future].size
-                report(done, size, total)
-        finally:
-            ended.set()
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def gated(repository: str) -> DataError:
@@ -447,6 +404,9 @@ def refusing_hub_errors(what: str, repository: str, revision: str) -> Iterator[N
 
     Args:
         what: Clause on what was tried, as `download acme/text`.
+
+    Raises:
+        DataError: For any error of the hub, the network or the disk.
     """
     from huggingface_hub import errors
 

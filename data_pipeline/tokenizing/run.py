@@ -138,7 +138,7 @@ def tokenize_data(
                 f"workers {workers}: the data set cannot be sent to other processes ({error}); "
                 f"give workers=1, or save it with save_to_disk"
             ) from error
-    run = Run(inputs, tokenizer, directory, options, workers, _silent, limits)
+    run = Run(inputs, tokenizer, directory, options, workers=workers, report=_silent, limits=limits)
     run.make()
     return run.finish()
 

@@ -5,9 +5,12 @@ What follows from the text, the cores and the time, and what is refused at once.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
@@ -243,11 +246,12 @@ def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(
 ) -> None:
     """A PDF among texts by another name, and records of which some have other keys."""
     (tmp_path / "records.jsonl").write_text('{"title": "t"}\n{"content": "a"}\n')
-    (tmp_path / "table.csv").write_text("id,content\n1,a\n")
+    table = pyarrow.table({"id": [1], "content": ["a"]})
+    pyarrow.parquet.write_table(table, tmp_path / "table.parquet")
     text_file(tmp_path / "plain.txt", 1000)
     (tmp_path / "book.txt").write_bytes(b"%PDF-1.4\n\xff")
     read, said, _ = survey(find_inputs([tmp_path]).files, "text|content", [str(tmp_path)])
-    assert [file.name for file in read] == ["plain.txt", "records.jsonl", "table.csv"]
+    assert [file.name for file in read] == ["plain.txt", "records.jsonl", "table.parquet"]
     assert said[0] == "text is read from the key `content`"
     assert said[1].startswith("not read (the file is a PDF, not text; convert it: pdftotext ")
     assert said[1].endswith("): book.txt") and len(said) == 2
@@ -256,14 +260,34 @@ def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(
     assert said[0] == "text is read from the keys `content` (of 2) and `text` (of 1)"
 
 
+def test_of_a_data_set_the_beginning_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laboratory.quickstart.MOST_BYTES", 300_000)
+    trials: list[Trial] = []
+    monkeypatch.setattr("laboratory.quickstart.run_trial", lambda trial, *_: trials.append(trial))
+    rows = [f"{n} {WORDS}" for n in range(9000)]
+    (tmp_path / "a.csv").write_text("id,body\n" + "".join(f'1,"{row}"\n' for row in rows))
+    command = ["try", f"csv:{tmp_path}/a.csv", f"--out={tmp_path / 'out'}"]
+    for _ in range(2):  # again: the same file
+        assert CliRunner().invoke(app, command).exit_code == 0
+    assert trials[0] == trials[1]
+    (text,) = trials[0].texts
+    lines = Path(text).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"text": row} for row in rows[: len(lines)]]
+    assert 300_000 <= Path(text).stat().st_size < 301_000
+    assert 'has no column "title", it has id, body; name' in refused(*command, "--text-key=title")
+    assert "is a table; give csv:FILE" in refused("try", f"{tmp_path}/a.csv")
+
+
 def test_a_table_without_text_is_left_out_below_a_directory_alone(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     (texts / "below").mkdir(parents=True)
     text_file(texts / "below/plain.txt", 1000)
-    table = texts / "below/losses.csv"
-    table.write_text("name,loss\na,1\n")
+    table = texts / "below/losses.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"name": ["a"], "loss": [1]}), table)
     read, said, tables = survey(find_inputs([texts]).files, "text|content", [str(texts)])
-    assert said == ["not read (no column of the text): below/losses.csv"] and tables == 1
+    assert said == ["not read (no column of the text): below/losses.parquet"] and tables == 1
     links = linked(read, tmp_path / "out")
     assert [file.name for file in find_inputs([links]).files] == ["below/plain.txt"]
     assert linked(read, tmp_path / "out") == links

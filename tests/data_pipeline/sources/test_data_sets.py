@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,12 @@ def environment(hub: Hub | None, home: Path, **more: str) -> dict[str, str]:
 
 
 def tokenize(
-    hub: Hub, workshop: Workshop, entry: str, out: Path, *more: str, **variables: str
+    hub: Hub,
+    workshop: Workshop,
+    entry: str,
+    out: Path,
+    more: Sequence[str] = (),
+    **variables: str,
 ) -> Outcome:
     return run_apart(
         "tokenize",
@@ -128,7 +133,7 @@ def test_a_file_a_saved_data_set_and_the_hub_give_the_same_shards(
     with serve(repository(rows)) as hub:
         out = tmp_path / "of-hub"
         entry = f"hf:{NAME}:default:train@main"
-        done = tokenize(hub, workshop, entry, out, "--workers", "2")
+        done = tokenize(hub, workshop, entry, out, more=["--workers", "2"])
         assert done.code == 0, done.err
         made = read_manifest(out)
         assert digests(made) == digests(local)
@@ -153,7 +158,8 @@ def test_killed_and_continued_in_tasks_while_the_branch_moves(
     entry = f"hf:{NAME}"
     with serve(repository(rows, shards=5)) as hub:
         variables = os.environ | environment(hub, tmp_path / "home")
-        words = ["tokenize", entry, *arguments(workshop, out, "--num-tasks", "2", "--task", "0")]
+        share = arguments(workshop, out, "--num-tasks=2", "--task=0")
+        words = ["tokenize", entry, *share]
         command = [sys.executable, "-m", "data_pipeline", *map(str, words)]
         process = subprocess.Popen(command, cwd=REPOSITORY, env=variables)
         wait_until(lambda: len([*(out / UNITS_NAME).glob("*.json")]) > 0, "work item")
@@ -163,9 +169,8 @@ def test_killed_and_continued_in_tasks_while_the_branch_moves(
         hub.commits = {COMMIT, COMMIT[::-1]}
         hub.commit = COMMIT[::-1]  # what main is now
         for task in ("0", "1"):
-            done = tokenize(
-                hub, workshop, entry, out, "--num-tasks", "2", "--task", task, "--workers", "3"
-            )
+            share = ["--num-tasks", "2", "--task", task, "--workers", "3"]
+            done = tokenize(hub, workshop, entry, out, more=share)
             assert done.code == 0, done.err
         assert made == {path: path.stat().st_mtime_ns for path in made}
         assert run("merge-manifests", out).code == 0
@@ -207,7 +212,7 @@ def test_the_mistakes_of_a_hub_input_are_one_sentence(workshop: Workshop, tmp_pa
             (f"hf:{NAME}:a:b:c", (), "is not hf:NAME[:CONFIG[:SPLIT]][@REVISION]"),
             ("hf:acme/absent", (), "the hub has no data set acme/absent"),
         ):
-            assert expected in tokenize(hub, workshop, entry, out, *more).sentence(), entry
+            assert expected in tokenize(hub, workshop, entry, out, more=more).sentence(), entry
         hub.gated = True
         sentence = tokenize(hub, workshop, f"hf:{NAME}", out).sentence()
         assert f"{NAME} is gated: accept its terms on the hub and give a token" in sentence
@@ -383,7 +388,7 @@ def test_other_mistakes_are_one_sentence(workshop: Workshop, tmp_path: Path) -> 
         ([f"csv:{tmp_path}/empty.csv"], "has no rows"),
         ([f"csv:{tmp_path}/bars.csv"], 'has no column "text", it has id;text; name the column'),
         ([tmp_path / "a.csv"], "is a table; give csv:FILE"),
-        (["quark:x"], "quark is no reader; readers are hf (the hub), arrow, "),
+        (["quark:x"], "quark not a reader; readers are hf (the hub), arrow, "),
         (["s3://bucket/x.jsonl"], "json:s3://bucket/x.jsonl"),
         (["https://user:secret@host/x.jsonl"], "holds credentials; leave them out"),
         ([place, tmp_path / "a.csv"], "is a data set, and there are other inputs"),
