@@ -4,11 +4,12 @@ FROM python:3.11-slim-bookworm
 
 ARG TORCH=cpu
 ARG TORCH_VERSION=2.13.0
+ARG GIT_COMMIT=
 
-# For NCCL over InfiniBand, and for the commit in a run's environment.json. Debian keeps no older versions to pin.
+# For NCCL over InfiniBand. Debian keeps no older versions to pin.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends git ibverbs-providers libibverbs1 librdmacm1 \
+    && apt-get install --yes --no-install-recommends ibverbs-providers libibverbs1 librdmacm1 \
     && rm -rf /var/lib/apt/lists/*
 
 # torch first: the layer that is large and changes least. With CUDA it brings its own CUDA and NCCL.
@@ -22,7 +23,9 @@ COPY ds_configs ds_configs
 COPY megatron_patches megatron_patches
 COPY pretrain pretrain
 COPY laboratory laboratory
-RUN pip install --no-cache-dir --constraint constraints.txt '.[compare,parquet,hub,export]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[compare,export]'
+# The checkout's .git is not in the image; environment.json of a run names the commit in this file.
+RUN printf '%s\n' "$GIT_COMMIT" > "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/git_commit"
 
 RUN useradd --create-home --uid 1000 ora && mkdir /work && chown ora /work
 USER 1000

@@ -41,9 +41,9 @@ demo-clean: ## remove what demo made
 	rm -rf $(DEMO)
 
 # --- results: each page of docs/results has the commands of its runs ---------------------------------------------------
-RESULTS ?= docs/results
-results-figures: $(VENV)/installed ## the figures of docs/results, and a check of its numbers, from the tables beside them; RESULTS=DIRECTORY
-	$(RUN) -m laboratory.results.figures --out $(RESULTS)
+results-figures: $(VENV)/installed ## the drawings of docs/figures, and a check of all numbers of docs/results, from the tables beside them
+	$(RUN) -m docs.figures.draw
+	$(RUN) -m laboratory.results.numbers
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 # What is in which, and how long each takes: tests/README.md. TEST_JOBS processes, because many tests wait for others;

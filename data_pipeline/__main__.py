@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -105,7 +106,7 @@ def train_tokenizer(
         exclude_sources=tuple(exclude_source or ()),
     )
     keys = RecordKeys(text_key, source_key, default_source)
-    selected = find_inputs(inputs)
+    selected = find_inputs(inputs, keys)
     report, trained = trainer.train_tokenizer(selected.files, out, settings, keys)
     typer.echo(f"{out}.model: " + ("trained" if trained else "already up to date"))
     typer.echo(
@@ -148,7 +149,6 @@ def download(
 
     Example: python -m data_pipeline download slimpajama --out data/slimpajama --fraction 0.2
     """
-    from data_pipeline.io.progress import DownloadLine
     from data_pipeline.sources import hub
 
     selection = hub.Wanted(
@@ -157,17 +157,15 @@ def download(
         fraction=fraction,
     )
     corpus = hub.source_of(source, hub_id)
-    with DownloadLine() as line:
-        done = hub.download(
-            corpus,
-            source,
-            out,
-            selection,
-            report=line.update,
-            note=line.note,
-            revision=revision,
-            workers=workers,
-        )
+    done = hub.download(
+        corpus,
+        source,
+        out,
+        selection,
+        note=lambda text: typer.echo(shown_in_line(text), err=True),
+        revision=revision,
+        workers=workers,
+    )
     size = sum(file.size for file in done.files)
     typer.echo(
         f"{out}: {len(done.files):,} files, {size / 1e9:,.2f} GB of {done.repository} at "
@@ -278,5 +276,14 @@ def main() -> None:
         raise
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """Run the command line in a process of its own.
+
+    There `datasets` need not import torch, which takes seconds and much memory in every worker.
+    """
+    os.environ.setdefault("USE_TORCH", "0")
     main()
+
+
+if __name__ == "__main__":
+    start()

@@ -34,8 +34,7 @@ def compare(
         Match, typer.Option(help="Gap to the baseline at equal tokens, executed FLOPs, or seconds.")
     ] = Match.TOKENS,
     by: Annotated[
-        By,
-        typer.Option(help="Variants are told apart by their settings, or by the runs' names."),
+        By, typer.Option(help="Variants are told apart by their settings, or by the runs' names.")
     ] = By.SETTINGS,
     prompt: Annotated[
         list[str] | None,
@@ -43,8 +42,7 @@ def compare(
     ] = None,
     sample_tokens: Annotated[int, typer.Option(min=1, help="Tokens after each --prompt.")] = 60,
     out: Annotated[
-        Path,
-        typer.Option(help="Directory for report.html and .md, comparison.json, plots, links."),
+        Path, typer.Option(help="Directory for report.html and .md, comparison.json, plots, links.")
     ] = Path("comparison"),
 ) -> None:
     """Compare finished runs, several seeds of each variant: quality, convergence and cost.
@@ -68,7 +66,7 @@ def compare(
     command = compare_command(runs, comparison, out)
     command += [("--prompt", text) for text in prompt or []]
     command += [("--sample-tokens", str(sample_tokens))] if prompt else []
-    write_comparison(
+    events = write_comparison(
         comparison, out, command, _model_texts(comparison, prompt or [], sample_tokens)
     )
     print_comparison(comparison, Console(width=get_terminal_size((100, 24)).columns))
@@ -81,9 +79,7 @@ def compare(
         if which("tensorboard")
         else min(tensorboard, os.path.relpath(tensorboard), key=len)
     )
-    typer.echo(
-        f"report: {out / 'report.html'}\nTensorBoard: {tensorboard} --logdir {out / 'tensorboard'}"
-    )
+    typer.echo(f"TensorBoard: {tensorboard} --logdir {events}\nreport: {out / 'report.html'}")
 
 
 def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> list[ModelText]:
@@ -137,12 +133,11 @@ def compare_losses(
         Unit | None, typer.Option(help="nats a token or bits a byte; default: bits for a bpb.")
     ] = None,
     question: Annotated[
-        Question | None, typer.Option(help="Are they better, worse, or within ± the margin?")
+        Question | None, typer.Option(help="Are they better, worse by the margin, or within it?")
     ] = None,
     margin: MarginOption = 2.0,
     sequential: Annotated[
-        bool,
-        typer.Option("--sequential", help="Judge after every pair: you may look at any time."),
+        bool, typer.Option("--sequential", help="Judge after every pair: you may look at any time.")
     ] = False,
     out: Annotated[
         Path, typer.Option(help="Directory for report.html and .md, comparison.json, the figure.")

@@ -1,4 +1,4 @@
-"""The verbs `try` and `demo`: text to two trained models and a page that compares them.
+"""The verbs `try` and `demo`: text to trained models and a page that compares them.
 
 Every step is a command that a user could give: train-tokenizer, tokenize, verify, sweep, compare.
 Each redoes nothing that is finished, so a trial that was stopped or killed resumes when it is
@@ -28,7 +28,7 @@ from pretrain.ranks.cores import usable_cores
 from pretrain.ranks.output import outlive_output
 
 if TYPE_CHECKING:
-    from data_pipeline.sources.discovery import InputFile
+    from data_pipeline.sources.discovery import InputFile, Inputs
     from laboratory.sweep.running import SignalRelay
 
 LEAST_BYTES = 200_000
@@ -41,13 +41,20 @@ OTHER_SECONDS = 75.0
 MOST_EPOCHS = 10
 SIZES = ((4, 128, 4), (6, 256, 8), (8, 512, 8))
 """(layers, hidden size, heads), by size."""
-PLAIN, PACKED = (".txt", ".md", ".jsonl", ".ndjson", ".csv", ".tsv"), 3
+PLAIN, PACKED = (".txt", ".md", ".jsonl", ".ndjson", ".json"), 3
 """Endings of files that are not packed, and about how many bytes of text are in a byte of the
 others."""
+MOST_BYTES = 64_000_000
+"""Text that is taken of a data set, which may be larger than this machine's disk."""
 DESIGNS = "demo_frozen_designs"
 """The grid whose entries are the designs; the first is the baseline."""
 SPELLED_OUT, _FACTORS = "monarch_shared_conv4", "optimizer.learning_rate_factors"
 """The entry that is the leading variant, and what else it sets."""
+CAUTION = (
+    "one run of each variant decides nothing: README's findings say what more seeds and tokens "
+    "have shown"
+)
+"""What is said above the comparison."""
 PROMPTS, PROMPT_TOKENS = 2, 12
 PLACES = ("run.name", "run.directory", "data.directory")
 """Settings that follow from --out."""
@@ -59,17 +66,37 @@ Out = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of both runs; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of all runs; repeatable."),
 ]
 
 
 @dataclass(frozen=True)
+class Arms:
+    """The designs of a trial, of which each differs in one thing from the one before.
+
+    Attributes:
+        entries: Entries of a sweep, in that order.
+        baseline: Name of the one that the page compares the others with.
+        difference: Lines that say what the designs differ in.
+    """
+
+    entries: tuple[Mapping[str, Any], ...]
+    baseline: str
+    difference: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the designs, which their runs have too."""
+        return tuple(map(_name, self.entries))
+
+
+@dataclass(frozen=True)
 class Trial:
-    """Request for a trial: options of its steps, and settings of both runs on top of `demo`."""
+    """Request for a trial: options of its steps, and settings of all runs on top of `demo`."""
 
     texts: tuple[str, ...]
     name: str
-    designs: tuple[str, ...]
+    arms: Arms
     jobs: int
     local_ranks: int
     of_tokenizer: tuple[str, ...]
@@ -81,7 +108,8 @@ def try_(
     texts: Annotated[
         list[str],
         typer.Argument(
-            help="Files or directories of text: .txt, .md, .jsonl, .csv (also packed), .parquet."
+            help="Files or directories of text (.txt, .md, .jsonl, also packed, .parquet), or a "
+            "data set: hf:NAME, a directory of save_to_disk, csv:FILE."
         ),
     ],
     out: Out = Path("trial"),
@@ -90,25 +118,32 @@ def try_(
     ] = 4,
     design: Annotated[
         str,
-        typer.Option(help=f"What is tried beside vanilla: {LEADING}, or one of grid {DESIGNS}."),
+        typer.Option(help=f"What is tried: {LEADING}, or one of grid {DESIGNS}."),
     ] = LEADING,
     settings: Settings = None,
     text_key: Annotated[
         str, typer.Option(help="Key of the text in a record; of several the first that it has.")
     ] = "text|content|body",
 ) -> None:
-    """Try it on your own text: a tokenizer, two models trained side by side, their comparison.
+    """Try it on your own text: a tokenizer, models trained side by side, their comparison.
+
+    A variant with adapters is compared with trained queries and keys that have the same adapters,
+    beside `vanilla`, which has none.
 
     Size and length follow from the text, the cores and --minutes, and are said first.
 
     Example: ora-pretrain try novels/ --minutes 10
     """
-    from data_pipeline.sources.discovery import find_inputs
+    from data_pipeline.sources.discovery import RecordKeys, find_inputs
     from data_pipeline.tokenizing.verbs import refuse_out
     from pretrain.ranks.devices import MACHINE, nvidia_devices
 
     refuse_out(texts, out / "shards")
-    files = find_inputs(texts).files
+    inputs = find_inputs(texts, RecordKeys(text_key))
+    if inputs.data_set is not None:
+        texts = [str(written_beginning(inputs, text_key, out))]
+        inputs = find_inputs(texts)
+    files = inputs.files
     read, remarks, tables = survey(files, text_key, named=texts)
     size = sum(file.size * (1 if file.name.lower().endswith(PLAIN) else PACKED) for file in read)
     if size < LEAST_BYTES:
@@ -119,24 +154,26 @@ def try_(
         )
     cores = usable_cores()
     overrides = _parse_settings(settings)
-    planned, *options = plan_sizes(size, cores, minutes, overrides.get(VOCAB_SIZE))
+    arms = choose_arms(design)
+    jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
+    rounds = -(-len(arms.entries) // jobs)
+    planned, *options = plan_sizes(
+        size, cores / jobs, _training_seconds(minutes) / rounds, overrides.get(VOCAB_SIZE)
+    )
     of_tokenizer, of_shards = ((*words, f"--text-key={text_key}") for words in options)
     # A file that is no text, or damaged, is named and left out.
     of_tokenizer += ("--allow-damaged",)
     of_shards += ("--allow-damaged", "--max-reject-rate=1")
-    jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
-    both = planned | overrides
-    designs = (next(iter(_designs())), design)
     # The other steps refuse a table without the text's column, so they get the files beside it.
     trial = Trial(
         texts=(str(linked(read, out)),) if tables else tuple(texts),
         name="text",
-        designs=designs,
+        arms=arms,
         jobs=jobs,
         local_ranks=1,
         of_tokenizer=of_tokenizer,
         of_shards=of_shards,
-        settings=both,
+        settings=planned | overrides,
     )
     amount = f"{len(read)} file{'s' if len(read) > 1 else ''}, {size / 1e6:,.1f} MB"
     summary = f"{amount}; {cores} cores, about {minutes:g} minutes"
@@ -159,11 +196,11 @@ def demo(
 
     overrides = _parse_settings(settings)
     placed = {} if out == Path("demo") else {"data.directory": str(out / "shards")}
-    designs = (next(iter(_designs())), load_config("demo").attention.variant)
+    arms = choose_arms(load_config("demo").attention.variant)
     trial = Trial(
         texts=(str(out / "corpus"),),
         name="demo",
-        designs=designs,
+        arms=arms,
         jobs=1,
         local_ranks=4,
         of_tokenizer=(f"--vocab-size={overrides.get(VOCAB_SIZE, 4096)}",),
@@ -216,8 +253,6 @@ def survey(
     lost = {}
     tables = 0
     for file in files:
-        if not isinstance(file.path, Path):  # to be fetched once only
-            continue
         why = "no lines"
         try:
             for item in RecordReader(file, RecordKeys(text_key)):
@@ -242,6 +277,39 @@ def survey(
     return read, [*sentences, *describe(lost.values())], tables
 
 
+def written_beginning(inputs: Inputs, text_key: str, out: Path) -> Path:
+    """Write the first MOST_BYTES of a data set's text to a file below `out`, and return its path.
+
+    Args:
+        text_key: Keys of the text in a record.
+        out: Directory of the trial.
+    """
+    import orjson
+
+    from data_pipeline.io.files import write_atomically
+    from data_pipeline.sources.discovery import RecordKeys
+    from data_pipeline.sources.records import read_documents
+
+    keys = RecordKeys(text_key)
+    version = f"{inputs.root} {inputs.files[0].version}"
+    digest = hashlib.sha256(version.encode()).hexdigest()[:8]
+    path = out / f"texts-{digest}" / "beginning.jsonl"
+    if path.exists():
+        return path
+    lines: list[bytes] = []
+    size = 0
+    for file in inputs.files:
+        for document in read_documents(file, keys):
+            lines.append(orjson.dumps({keys.text_keys[0]: document.text}) + b"\n")
+            size += len(lines[-1])
+            if size >= MOST_BYTES:
+                break
+        if size >= MOST_BYTES:
+            break
+    write_atomically(path, b"".join(lines))
+    return path
+
+
 def linked(files: Sequence[InputFile], out: Path) -> Path:
     """Return a directory below `out` with a link to each file, under the file's name.
 
@@ -259,8 +327,13 @@ def linked(files: Sequence[InputFile], out: Path) -> Path:
     return directory
 
 
+def _training_seconds(minutes: float) -> float:
+    """Return the seconds of a trial's minutes in which it trains."""
+    return max(30.0, 60 * minutes - OTHER_SECONDS)
+
+
 def plan_sizes(
-    size: int, cores: int, minutes: float, vocab_size: int | None = None
+    size: int, cores: float, seconds: float, vocab_size: int | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
     """Choose sizes for a text.
 
@@ -268,8 +341,8 @@ def plan_sizes(
 
     Args:
         size: Bytes of the text.
-        cores: Cores of this machine.
-        minutes: Minutes to train for.
+        cores: Cores of one run.
+        seconds: Seconds to train a run for.
         vocab_size: Tokens of the vocabulary; None: by the size of the text.
 
     Returns:
@@ -282,8 +355,7 @@ def plan_sizes(
     held_out = min(0.5, max(0.05, 8 / documents))
     # About 3.5 bytes a token with 4,096 pieces, 2.7 with 1,024.
     text_tokens = size * (1 - held_out) / (3.5 if vocab_size >= 4096 else 2.7)
-    # Two runs share the cores, or take turns on all of them.
-    work = PARAMETERS_TOKENS * cores / 2 * max(30.0, 60 * minutes - OTHER_SECONDS)
+    work = PARAMETERS_TOKENS * cores * seconds
     shapes = [
         (parameters(layers, width, vocab_size), layers, width, heads)
         for layers, width, heads in SIZES
@@ -371,11 +443,76 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     samples = [override_text("telemetry.sample_prompts", prompts)] if trial.name == "demo" else []
     step("3/4 training", "pretrain sweep", str(plan), *samples, *spread)
     page = out / "comparison"
-    runs = [str(out / "runs" / name) for name in trial.designs]
-    against = (f"--baseline={trial.designs[0]}", f"--out={page}")
+    runs = [str(out / "runs" / name) for name in trial.arms.names]
+    against = (f"--baseline={trial.arms.baseline}", f"--out={page}")
     asked = [f"--prompt={text}" for text in prompts]
-    step("4/4 comparison", "pretrain compare", *runs, *against, *asked)
-    typer.echo(f"the page: {page / 'report.html'}")
+    step(f"4/4 comparison: {CAUTION}", "pretrain compare", *runs, *against, *asked)
+
+
+def choose_arms(design: str) -> Arms:
+    """Return a design with what it is compared with.
+
+    Args:
+        design: LEADING, or the name of an entry of the grid DESIGNS.
+
+    Raises:
+        UserError: there is no such design, or it is the baseline itself.
+    """
+    from pretrain.config.load import load_config
+    from pretrain.config.sources import did_you_mean, override_text
+
+    entries = _designs()
+    vanilla = next(iter(entries))
+    if design == vanilla:
+        raise UserError(f"--design {design} is what the others are compared with; choose another")
+    if design not in entries:
+        hint = did_you_mean(design, entries) or f"; there are {', '.join(entries)}"
+        raise UserError(f"--design {design} is none of the grid {DESIGNS}{hint}")
+    entry = entries[design]
+    overrides = [override_text(key, value) for key, value in entry.items() if key != "name"]
+    policy = load_config("demo", overrides).policy
+    kind = "trained" if policy.trainable else "frozen"
+    rows = f"{design} has {kind} queries and keys of its own kind"
+    if not policy.adapters:
+        sentence = f"{rows}; {vanilla} trains dense ones"
+        return Arms((entries[vanilla], entry), baseline=vanilla, difference=sentence)
+    twin = _named(entries, _twin(entry, entries[vanilla], policy.adapters))
+    adapters = f"{_name(twin)} is {vanilla} with the adapters {', '.join(policy.adapters)}"
+    if twin == entry:
+        return Arms((entries[vanilla], entry), baseline=vanilla, difference=adapters)
+    sentence = f"{adapters}\n{rows} and the same adapters: the page compares it with {_name(twin)}"
+    return Arms((entries[vanilla], twin, entry), baseline=_name(twin), difference=sentence)
+
+
+def _twin(
+    entry: Mapping[str, Any], vanilla: Mapping[str, Any], adapters: Sequence[str]
+) -> dict[str, Any]:
+    """Return `vanilla` with a design's adapters, their settings and the design's rates."""
+    settings_of_adapters = {f"attention.{name}" for name in adapters}
+    return {
+        **vanilla,
+        "name": "_".join([_name(vanilla), *adapters]),
+        "attention.adapters": list(adapters),
+        **{
+            key: value
+            for key, value in entry.items()
+            if key in settings_of_adapters or not key.startswith(("attention.", "name"))
+        },
+    }
+
+
+def _named(
+    entries: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the entry that is the wanted one but for its name, or the wanted one."""
+    for entry in entries.values():
+        if {**entry, "name": None} == {**wanted, "name": None}:
+            return entry
+    return wanted
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("name", entry["attention.variant"]))
 
 
 def _designs() -> dict[str, dict[str, Any]]:
@@ -383,32 +520,24 @@ def _designs() -> dict[str, dict[str, Any]]:
     from laboratory.sweep.grid import read_grid
 
     entries = read_grid(DESIGNS).content.entries or []
-    designs = {entry.get("name", entry["attention.variant"]): entry for entry in entries}
+    designs = {_name(entry): entry for entry in entries}
     factors = {_FACTORS: designs[SPELLED_OUT][_FACTORS]}
     return designs | {LEADING: {"name": LEADING, "attention.variant": LEADING, **factors}}
 
 
 def _grid(trial: Trial, out: Path) -> dict[str, Any]:
-    """Return the sweep of both runs; refuse an unknown design."""
-    from pretrain.config.sources import did_you_mean
-
-    entries = _designs()
-    for name in trial.designs:
-        if trial.designs.count(name) > 1:
-            raise UserError(f"--design {name} is what the others are compared with; choose another")
-        if name not in entries:
-            hint = did_you_mean(name, entries) or f"; there are {', '.join(entries)}"
-            raise UserError(f"--design {name} is none of the grid {DESIGNS}{hint}")
-        for key in trial.settings.keys() & entries[name].keys():
+    """Return the sweep of a trial's runs; refuse a setting that a design has itself."""
+    for entry in trial.arms.entries:
+        for key in trial.settings.keys() & entry.keys():
             raise UserError(
-                f"--set {key}: --design chooses it, or {name} has its own; leave it out"
+                f"--set {key}: --design chooses it, or {_name(entry)} has its own; leave it out"
             )
     settings = {"data.directory": str(out / "shards"), **trial.settings} if trial.settings else {}
     return {
         "base": "demo",
         "directory": str(out / "runs"),
         "set": settings,
-        "list": [entries[name] for name in trial.designs],
+        "list": list(trial.arms.entries),
     }
 
 
@@ -433,7 +562,7 @@ def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
 
 
 def _training_sentence(trial: Trial, grid: Mapping[str, Any]) -> str:
-    """Return what will be trained, in one sentence."""
+    """Return the designs, their difference, and the sizes that will be trained."""
     from pretrain.config.load import load_config
     from pretrain.config.sources import override_text
 
@@ -442,7 +571,8 @@ def _training_sentence(trial: Trial, grid: Mapping[str, Any]) -> str:
     model, tokens = config.model, config.data.global_batch_size * config.data.sequence_length
     count = parameters(model.num_layers, model.hidden_size, model.vocab_size)
     return (
-        f"{' beside '.join(trial.designs)}:\n{model.num_layers} layers of {model.hidden_size}, "
+        f"{' beside '.join(trial.arms.names)}:\n{trial.arms.difference}\n"
+        f"{model.num_layers} layers of {model.hidden_size}, "
         f"about {count / 1e6:.1f} M parameters, {config.total_steps:,} steps of {tokens:,} tokens"
     )
 

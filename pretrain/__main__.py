@@ -51,6 +51,15 @@ LABORATORY = {
 }
 """{verb: its function, or its app of verbs}, all that this package knows of the laboratory."""
 
+PANELS = {
+    "Begin": ("try", "demo", "list", "show", "plan"),
+    "Train": ("doctor", "train", "checkpoint", "sweep", "trial"),
+    "Compare": ("compare", "compare-losses", "evaluate"),
+    "Look closer": ("replay", "diff"),
+    "Publish": ("sample", "export", "import"),
+}
+"""{panel of `--help`: its verbs}, in the order of a user's work."""
+
 SHIPPED = {"configs": ("pretrain.configs", "*.yaml"), "grids": ("laboratory.grids", "*/*.yaml")}
 """{what `list` prints: package and pattern of the files}"""
 
@@ -65,6 +74,16 @@ class Named(str, Enum):
 
 class Verbs(TyperGroup):
     """The verbs; an error about a setting given as an option says how settings are written."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return [verb for verbs in PANELS.values() for verb in verbs]
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        command: Any = super().get_command(ctx, cmd_name)
+        if command is not None:
+            panels = (panel for panel, verbs in PANELS.items() if cmd_name in verbs)
+            command.rich_help_panel = next(panels)
+        return command
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
@@ -195,14 +214,24 @@ def show(
     meanings: Annotated[
         bool, typer.Option("--meanings", help="Print also the meaning of each key.")
     ] = False,
+    tensors: Annotated[
+        bool,
+        typer.Option(
+            "--tensors",
+            help="Print what trains, by the names that patterns of rates and decay match.",
+        ),
+    ] = False,
 ) -> None:
     """Print the resolved config, each value with where it came from, and the model's true size.
 
     Example: python -m pretrain show large parallel.tensor_model_parallel_size=2
     """
-    from pretrain.config.show import render_show
+    from pretrain.config.show import render_show, render_tensors
 
-    typer.echo(render_show(config, overrides or [], meanings=meanings))
+    if tensors:
+        typer.echo(render_tensors(config, overrides or []))
+    else:
+        typer.echo(render_show(config, overrides or [], meanings=meanings))
 
 
 @app.command()
@@ -254,24 +283,19 @@ def list_(what: Annotated[Named, typer.Argument(help="Names of what.")]) -> None
 
     Example: python -m pretrain list grids
     """
-    from dataclasses import fields
     from itertools import takewhile
     from textwrap import fill
 
-    from megatron_patches.recipe.variants import VARIANTS
+    from megatron_patches.recipe.variants import PURPOSES, VARIANTS
     from pretrain.config.sources import shipped_files
 
     about = {}
     for name, path in shipped_files(*SHIPPED.get(what.value, SHIPPED["configs"])).items():
         comment = takewhile(lambda line: line.startswith("# "), path.read_text().splitlines())
         about[name] = " ".join(line[2:] for line in comment).partition(". ")[0]
-    if what is Named.VARIANTS:  # what the policy has that is not the default
+    if what is Named.VARIANTS:
         about = {
-            name: ", ".join(
-                f"{axis.name}={value}"
-                for axis in fields(policy)
-                if (value := getattr(policy, axis.name)) != axis.default
-            )
+            name: f"{policy.training_in_words:17}{PURPOSES[name]}"
             for name, policy in VARIANTS.items()
         }
     wide = max(map(len, about)) + 2

@@ -4,13 +4,14 @@
 
 These names stay as they are within a version 0.x; everything else in the packages may change.
 Importing this module imports neither megatron-core nor DeepSpeed, and torch only for
-`FrozenAttention` or `bank_rows`. A mistake of the caller raises one sentence, as a
+`FrozenAttention`, `bank_rows` or `samples`. A mistake of the caller raises one sentence, as a
 `pretrain.errors.UserError` or a `megatron_patches.errors.MethodError`.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 from data_pipeline.io.home import expand_home
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.variants import ORDINARY
+from pretrain.errors import UserError
 
 if TYPE_CHECKING:
     from laboratory.api import FinishedRun, compare, compare_losses, load_run, paired_gaps
     from megatron_patches.attention.module import FrozenAttention
     from megatron_patches.bank.shards import bank_rows
+    from pretrain.data.dataset import Samples
     from pretrain.plan.estimate import Plan
 
 __all__ = [
@@ -35,7 +38,7 @@ __all__ = [
     "export",
     "load_run",
 ]
-__all__ += ["paired_gaps", "plan", "sample"]
+__all__ += ["paired_gaps", "plan", "sample", "samples", "tokenize"]
 
 AnyPath = str | os.PathLike[str]
 _LATER = {
@@ -88,6 +91,103 @@ def plan(
         price=price,
     )
     return make_plan(request)
+
+
+def tokenize(
+    data: Any,
+    tokenizer: AnyPath,
+    out: AnyPath,
+    name: str = "data",
+    *,
+    workers: int = 1,
+    text_key: str = "text",
+    source_key: str = "meta.redpajama_set_name",
+    default_source: str = "default",
+    validation_fraction: float = 0.05,
+    test_fraction: float = 0.0,
+    max_reject_rate: float = 0.01,
+) -> dict[str, Any]:
+    """Make a shard directory, as the verb `tokenize` does; the same call again continues it.
+
+    Args:
+        data: A Dataset or IterableDataset of `datasets`, an iterable of texts, or what the verb
+            takes: a file, a directory, or a data set's name.
+        tokenizer: SentencePiece model or tokenizer.json.
+        out: The shard directory.
+        name: First part of the shards' names.
+        workers: Processes.
+        text_key: Column of the text.
+        source_key: Column of the source's name.
+        default_source: Source of the documents that name none.
+        validation_fraction: Share of the documents to hold out.
+        test_fraction: Share of the documents to set aside for a final test.
+        max_reject_rate: Largest share of the rows that may be no documents.
+
+    Returns:
+        The content of manifest.json.
+
+    Raises:
+        UserError: an option, the tokenizer or the data cannot be used.
+    """
+    from data_pipeline.errors import DataError
+    from data_pipeline.io.files import read_json
+    from data_pipeline.shards.manifest import MANIFEST_NAME
+    from data_pipeline.sources.discovery import RecordKeys
+    from data_pipeline.tokenizing.plan import TokenizeOptions
+    from data_pipeline.tokenizing.rejects import Limits
+    from data_pipeline.tokenizing.run import tokenize_data
+
+    try:
+        options = TokenizeOptions(
+            name=name,
+            validation_fraction=validation_fraction,
+            keys=RecordKeys(text_key, source_key, default_source),
+            test_fraction=test_fraction,
+        )
+        directory = expand_home(out)
+        manifest = tokenize_data(
+            data,
+            expand_home(tokenizer),
+            directory,
+            options=options,
+            workers=workers,
+            limits=Limits(max_reject_rate=max_reject_rate),
+        )
+        for damage in manifest.damaged:
+            warnings.warn(f"damaged input {damage}", stacklevel=2)
+        return read_json(directory / MANIFEST_NAME)
+    except DataError as error:
+        raise UserError(str(error)) from error
+
+
+def samples(directory: AnyPath, sequence_length: int | None = None, seed: int = 0) -> Samples:
+    """Open training samples as a `torch.utils.data.Dataset`, in the order of a run.
+
+    Args:
+        directory: A run, whose samples are all that it takes from first to last step; or a shard
+            directory, whose samples are those of an epoch.
+        sequence_length: Tokens that a sample predicts; of a run, its own.
+        seed: Seed of the order; of a run, its own.
+
+    Returns:
+        Samples `[sequence_length + 1]`, int64.
+
+    Raises:
+        UserError: there are no such shards, they are not the run's, or the length is missing.
+    """
+    from data_pipeline.errors import DataError
+    from pretrain.data.dataset import samples_of_run, samples_of_shards
+    from pretrain.runs.directory import RunDirectory
+
+    path = expand_home(directory)
+    try:
+        if RunDirectory(path).config.is_file():
+            return samples_of_run(path)
+        if sequence_length is None:
+            raise UserError(f"{path} is not a run: give the sequence_length of its samples")
+        return samples_of_shards(path, sequence_length, seed)
+    except DataError as error:
+        raise UserError(str(error)) from error
 
 
 def export(

@@ -16,8 +16,16 @@ ROOT = Path(__file__).resolve().parent.parent
 STEPS = ("download", "tokenizer", "tokenize", "merge", "pretrain", "compare")
 CORPORA = {"small": "tinystories", "base": "openwebtext", "large": "slimpajama", "demo": "demo"}
 CORPORA |= {f"{config}_modern": corpus for config, corpus in CORPORA.items()}
-ENOUGH = {"slimpajama": ("--fraction", "0.2")}
-"""{corpus: the part that its configs need}: 125 of 627 B tokens, for 100 B and held-out text."""
+RECIPES = {
+    "slimpajama": {
+        "download": "--fraction 0.16667",
+        "tokenize": "--files-per-shard 16 --validation-fraction 0.001 --test-fraction 0.001",
+    }
+}
+"""{corpus: {step: options}} for what its configs need: 104 of 627 B tokens, for 100 B to train on.
+
+docs/data.md has the same by hand.
+"""
 # The demo corpus is too small for the others' 32,000 pieces.
 DEMO_TOKENIZER = ("--vocab-size", "4096")
 
@@ -106,11 +114,19 @@ def _data_jobs(options: argparse.Namespace) -> list[Job]:
     corpus = {"ORA_CORPUS": paths["ORA_CORPUS"]}
     tokenizer = corpus | {"ORA_TOKENIZER": paths["ORA_TOKENIZER"]}
     words = DEMO_TOKENIZER if CORPORA.get(options.config) == "demo" else ()
-    enough = () if options.source else ENOUGH.get(name, ())
+    stated = {} if options.source else RECIPES.get(name, {})
+    recipe = {step: tuple(stated.get(step, "").split()) for step in STEPS}
+    fetched = corpus | {"ORA_SOURCE": source or ""}
     return [
-        _job("download", corpus | {"ORA_SOURCE": source or ""}, arguments=enough),
+        _job("download", fetched, arguments=recipe["download"]),
         _job("tokenizer", tokenizer, "download", arguments=words),
-        _job("tokenize", paths | split, "tokenizer", options=(array,)),
+        _job(
+            "tokenize",
+            paths | split,
+            "tokenizer",
+            options=(array,),
+            arguments=recipe["tokenize"],
+        ),
         _job("merge", {"ORA_SHARDS": paths["ORA_SHARDS"]}, "tokenize"),
     ]
 

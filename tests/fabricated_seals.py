@@ -15,8 +15,11 @@ from laboratory.study.seal import Seal
 from laboratory.study.sealed import Measure, Sealed, SealedGrid, design_settings
 from laboratory.study.verdict import SEQUENTIAL, fixed_rule
 from pretrain.runs.curves import RunCurves
+from pretrain.runs.seals import content_digest
 
 DIRECTORY = Path("/campaign")
+RAW = {"settings": {"new": design_settings({})}}
+"""Content of the file of a seal, as far as the keys of its settings and its hash go."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,11 @@ def made_run(name: str, seed: int, loss: float) -> FinishedRun:
         variant=name,
         seed=seed,
         config=config,
-        environment={"git_commit": "c", "started": "2099-01-01T00:00:00+0000"},
+        environment={
+            "git_commit": "c",
+            "started": "2099-01-01T00:00:00+0000",
+            "seals": [content_digest(RAW)],
+        },
         data_fingerprint="d",
         validation_tokens={},
         zero_stage=1,
@@ -100,5 +107,6 @@ def made_seal(pairs: int, variants: Sequence[str] = ("new",), trial: bool = Fals
         data=["d"],
         commit="c",
         sealed="2026-01-01T00:00:00+0000",
+        earlier_seals=[],
     )
-    return Seal(DIRECTORY / "seals/0.json", DIRECTORY, sealed, raw={}, intact=True)
+    return Seal(DIRECTORY / "seals/0.json", DIRECTORY, sealed, raw=RAW, intact=True)

@@ -394,7 +394,6 @@ APART = {
     "pretrain/doctor/report.py": "the form of the JSON, which job scripts read",
     "pretrain/export/agreement.py": "an export that is shown to agree with its model",
     "pretrain/training/state_transfer.py": "what passes from the engine of one phase to the next",
-    "laboratory/results/recorded.py": "figures whose modules import torch, which takes seconds",
     "pretrain/telemetry/weights_and_biases.py": "the only file that knows the package wandb",
 }
 """{a small module that one other of its folder imports: why it is one of its own}"""

@@ -134,7 +134,7 @@ def test_a_missing_extra_is_named_by_its_packages(installed: Installed) -> None:
     program = "from data_pipeline.errors import how_to_install as how\nprint(how('eval'))\n"
     said = installed.output("python", "-c", program)
     assert " install " in said and "ora-pretrain" not in said and "extra" not in said
-    for package in ("matplotlib>=", "pyarrow>=", "transformers>=5", "'lm-eval<0.5,>=0.4.13'"):
+    for package in ("matplotlib>=", "accelerate>=", "transformers>=5", "'lm-eval<0.5,>=0.4.13'"):
         assert package in said
 
 

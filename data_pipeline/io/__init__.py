@@ -2,7 +2,7 @@
 
 files     hashes, checked JSON, writes that are complete or absent
 forms     strict JSON, and validation of what was read from it
-home      paths that begin with ~
+home      paths that begin with ~, empty variables
 lease     locks that are files with a heartbeat
 limits    a lack of memory or threads, in a sentence
 pool      worker processes

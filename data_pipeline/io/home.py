@@ -1,4 +1,4 @@
-"""Expansion of ~, which a shell leaves alone in `--out=~/x` and `run.directory=~/x`."""
+"""What a shell leaves alone: ~ in `--out=~/x` and `run.directory=~/x`, and empty variables."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
@@ -18,13 +17,33 @@ from data_pipeline.io.words import shown_in_line
 
 LOG_SECONDS = 10.0
 
-_Self = TypeVar("_Self", bound="_Line")
+
+def time_left(seconds: float, done: int, left: int) -> str:
+    """Return the time left in words, `ETA 1:02:03`.
+
+    Args:
+        seconds: Seconds that the work took so far.
+        done: Bytes done.
+        left: Bytes left.
+    """
+    if not done:
+        return "ETA unknown"
+    whole_seconds = round(left * seconds / done)
+    return f"ETA {whole_seconds // 3600}:{whole_seconds // 60 % 60:02d}:{whole_seconds % 60:02d}"
 
 
-class _Line:
-    """Context that shows the progress of one job on stderr."""
+class ProgressLine:
+    """Context that shows the progress of tokenising on stderr, from the workers' reports.
 
-    def __init__(self, log_seconds: float = LOG_SECONDS) -> None:
+    The time left is extrapolated from the input bytes read per second; inputs that an earlier run
+    finished do not count for that rate.
+
+    Args:
+        total_bytes: Bytes of the inputs on disk.
+        log_seconds: Seconds between two lines in a log.
+    """
+
+    def __init__(self, total_bytes: int, log_seconds: float = LOG_SECONDS) -> None:
         self._console = Console(file=sys.stderr)
         # The text comes first and the bar gets the rest of 80 columns: share and time matter more.
         columns = (
@@ -36,8 +55,11 @@ class _Line:
         self._log_seconds = log_seconds
         self._started = self._logged = time.monotonic()
         self._lock = threading.Lock()  # shards are joined by threads
+        self._total_bytes = total_bytes
+        self._done: Counter[str] = Counter()
+        self._joining_since = 0.0
 
-    def __enter__(self: _Self) -> _Self:
+    def __enter__(self) -> ProgressLine:
         if self._console.is_terminal:
             self._bar.start()
         return self
@@ -61,45 +83,15 @@ class _Line:
             log: Text for a log, in place of `text`.
         """
         share = "100.0%" if done >= total else f"{min(done / total, 0.999):.1%}"
-        described = shown_in_line(f"{share}, {left}: {text}")
+        # The size of a data set is not known.
+        prefix = f"{share}, {left}: " if total else ""
+        described = shown_in_line(f"{prefix}{text}")
         self._bar.update(self._job, completed=done, total=max(1, total), description=described)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._logged >= self._log_seconds:
             self._logged = now
-            line = shown_in_line(f"{share}, {left}: {log or text}")
+            line = shown_in_line(f"{prefix}{log or text}")
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def time_left(seconds: float, done: int, left: int) -> str:
-    """Return the time left in words, `ETA 1:02:03`.
-
-    Args:
-        seconds: Seconds that the work took so far.
-        done: Bytes done.
-        left: Bytes left.
-    """
-    if not done:
-        return "ETA unknown"
-    whole_seconds = round(left * seconds / done)
-    return f"ETA {whole_seconds // 3600}:{whole_seconds // 60 % 60:02d}:{whole_seconds % 60:02d}"
-
-
-class ProgressLine(_Line):
-    """Progress of tokenising, from the workers' reports.
-
-    The time left is extrapolated from the input bytes read per second; inputs that an earlier run
-    finished do not count for that rate.
-
-    Args:
-        total_bytes: Bytes of the inputs on disk.
-        log_seconds: Seconds between two lines in a log.
-    """
-
-    def __init__(self, total_bytes: int, log_seconds: float = LOG_SECONDS) -> None:
-        super().__init__(log_seconds)
-        self._total_bytes = total_bytes
-        self._done: Counter[str] = Counter()
-        self._joining_since = 0.0
 
     def update(self, progress: Progress) -> None:
         """Add a report; show a line if it is time."""
@@ -139,23 +131,3 @@ class ProgressLine(_Line):
             f"{before_rates}in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s, "
             f"{megabytes / seconds:.1f} MB/s)"
         )
-
-
-class DownloadLine(_Line):
-    """Progress of a download."""
-
-    def note(self, text: str) -> None:
-        """Print a line that stays."""
-        self._console.print(shown_in_line(text), highlight=False, soft_wrap=True, markup=False)
-
-    def update(self, files: int, done: int, total: int) -> None:
-        """Show how much is downloaded and checked.
-
-        Args:
-            files: Number of files downloaded and checked.
-            done: Bytes of these files.
-            total: Bytes of all files.
-        """
-        seconds = self.seconds()
-        rate = f"{done / 1e9:,.2f} of {total / 1e9:,.2f} GB ({done / 1e6 / seconds:,.0f} MB/s)"
-        self.show(f"{files:,} files, {rate}", done, total, time_left(seconds, done, total - done))

@@ -7,6 +7,7 @@ files of a shard directory.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -60,7 +61,7 @@ class InputRecord:
         rejected: Lines that rejects.jsonl names as left out.
         unusual: Lines that rejects.jsonl names as kept.
         damaged: Sentence on what could not be read.
-        version: Store's name for the content.
+        version: Version of a data set's shard: fingerprint, or configuration, split and commit.
     """
 
     name: str
@@ -293,7 +294,8 @@ def check_shards(manifest: Manifest, hash_everything: bool = False) -> None:
 
 def verify_advice(directory: Path) -> str:
     """Return a clause that says what to do about damage found in passing."""
-    return f"`python -m data_pipeline verify {directory}` lists all damage and says what to do"
+    command = f"python -m data_pipeline verify {shlex.quote(str(directory))}"
+    return f"`{command}` lists all damage and says what to do"
 
 
 FileState = tuple[Path, int | None, str | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import struct
 import sys
 import threading
@@ -155,7 +156,7 @@ class ShardPool:
 
     def _map(self, shard: Shard) -> FileMap:
         path = Path(f"{self._manifest.prefix(shard)}.bin")
-        check = f"`python -m data_pipeline verify {self._manifest.directory}`"
+        check = f"`python -m data_pipeline verify {shlex.quote(str(self._manifest.directory))}`"
         try:
             opened = FileMap(path)
         except OSError as error:

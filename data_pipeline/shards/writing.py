@@ -40,7 +40,7 @@ def dtype_for(vocab_size: int) -> str:
     return "uint16" if vocab_size <= _UINT16_VOCAB else "int32"
 
 
-def shard_name(name: str, split: str, source: str, number: int) -> str:
+def shard_name(name: str, split: str, source: str, number: int, *, with_hash: bool = False) -> str:
     """Return NAME-SPLIT-SOURCE_00000.
 
     SOURCE is the source's first 40 characters, with all but letters, digits and dots replaced by
@@ -49,9 +49,11 @@ def shard_name(name: str, split: str, source: str, number: int) -> str:
 
     Args:
         number: Number of the shard within its split and source.
+        with_hash: Whether the hash follows in any case, because another source's name is the same
+            but for capital letters.
     """
     plain = re.sub(r"[^A-Za-z0-9.]+", "_", source)[:_LONGEST_SOURCE]
-    if plain != source:
+    if plain != source or with_hash:
         plain += "-" + hashlib.blake2b(source.encode(), digest_size=6).hexdigest()
     return f"{name}-{split}-{plain}_{number:05d}"
 

@@ -85,7 +85,7 @@ class HashedStream(io.RawIOBase):
 
 
 def hash_of(file: InputFile) -> str:
-    """Return the SHA-256 of an input's bytes; DataError if they cannot be read."""
+    """Return the SHA-256 of a file's bytes; DataError if they cannot be read."""
     with refusing(f"read {file.path}"), file.open() as raw:
         return HashedStream(raw, file.size).hexdigest()
 

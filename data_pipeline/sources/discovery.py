@@ -1,47 +1,48 @@
-"""Inputs of the pipeline: the files or objects that are read, and every entry that is not.
+"""Inputs of the pipeline: the files that are read, every entry that is not, or a data set's shards.
 
-Inputs are files and directories of this machine, or URLs of objects, prefixes and patterns in one
-store.
+Inputs are files and directories of this machine, or one data set.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, NoTextColumn
 from data_pipeline.io.files import refusing
 from data_pipeline.io.home import expand_home
-from data_pipeline.sources.formats import FORMATS, KNOWN_ENDINGS, foreign_name, format_of
-from data_pipeline.sources.hub import UNFINISHED_NAME
-from data_pipeline.sources.remote import RemoteObject, is_url
-from data_pipeline.sources.stores import (
-    WEB,
-    has_pattern,
-    information,
-    listing,
-    pinned,
-    scheme_of,
-    stated,
+from data_pipeline.sources.data_sets import DataSet, DataShard, is_data_set, open_data_set
+from data_pipeline.sources.formats import (
+    FORMATS,
+    JSON_AS_A_WHOLE,
+    KNOWN_ENDINGS,
+    TABLE_NAMES,
+    foreign_name,
+    format_of,
+    is_whole_json,
 )
+from data_pipeline.sources.hub import UNFINISHED_NAME
 
 # Files beside the data of a download that are not meant to be read; the last two are our own.
 # A name with an ending of data is data, except for texts: README.txt and README_de.md are not data,
-# readme_corpus.jsonl is.
-_DATA = "|".join(re.escape(ending) for ending in FORMATS if ending != ".md")
+# readme_corpus.jsonl and readme.csv are.
+_DATA = "|".join(re.escape(ending) for ending in (*FORMATS, *TABLE_NAMES) if ending != ".md")
 _COMPANIONS = re.compile(
     rf"(readme|licen[cs]e)(\.txt|(?!.*({_DATA})$)[._-].*)?"
     r"|(download|corpus)\.json",
     re.IGNORECASE,
 )
 COMPANION = "left out"
+_SHOWN_NAMES, _SHOWN_CHARACTERS = 20, 40
+_JSON_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,42 @@ class RecordKeys:
         """Return the keys of the text, the preferred ones first."""
         return tuple(self.text.split("|"))
 
+    def holds_text(self, column: str) -> bool:
+        """Return whether the text may lie in a column of this name."""
+        return any(may_hold(column, key) for key in self.text_keys)
+
+    def require_text(self, columns: Iterable[str], place: object) -> None:
+        """Raise NoTextColumn if the text cannot lie in any of the columns.
+
+        Args:
+            place: File or data set, for the message.
+        """
+        names = [*columns]
+        if not any(map(self.holds_text, names)):
+            raise NoTextColumn(
+                f"{place} has no column {self.either_text_key()}, it has {shortened_names(names)}; "
+                f"name the column of the text with --text-key, or leave it out"
+            )
+
+    def either_text_key(self) -> str:
+        """Return the keys of the text as words: "a", "b" or "c"."""
+        quoted = [f'"{key}"' for key in self.text_keys]
+        return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def may_hold(column: str, key: str) -> bool:
+    """Return whether the key's value may lie in the column."""
+    return key == column or key.startswith(f"{column}.")
+
+
+def shortened_names(names: Sequence[str]) -> str:
+    """Join names for a message; without a header a table's first text stands in place of them."""
+    shown = [
+        name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}…"
+        for name in names[:_SHOWN_NAMES]
+    ]
+    return ", ".join(shown + ["…"] * (len(names) > _SHOWN_NAMES)) or "none"
+
 
 def is_wanted(source: str, only: tuple[str, ...], never: tuple[str, ...]) -> bool:
     """Return whether documents of a source are used.
@@ -76,33 +113,26 @@ def is_wanted(source: str, only: tuple[str, ...], never: tuple[str, ...]) -> boo
 
 @dataclass(frozen=True)
 class InputFile:
-    """Input file.
+    """Input file, or shard of a data set.
 
     Attributes:
-        path: File of this machine, or object of a store.
-        name: Path below the inputs' common directory or prefix, wherever that lies.
-        size: Bytes on disk.
+        path: File of this machine, or shard of a data set.
+        name: Path below the inputs' common directory, wherever that lies.
+        size: Bytes on disk; 0 for a shard of a data set.
     """
 
-    path: Path | RemoteObject
+    path: Path | DataShard
     name: str
     size: int
 
     @property
     def version(self) -> str:
-        """Return the store's name for the content; empty for a file, or if the store has none."""
-        return self.path.version if isinstance(self.path, RemoteObject) else ""
+        """Return the version of a data set's shard; empty for a file."""
+        return self.path.version if isinstance(self.path, DataShard) else ""
 
     def open(self) -> BinaryIO:
-        """Open the bytes, unbuffered; DataError if an object has changed."""
-        if isinstance(self.path, RemoteObject):
-            return cast(BinaryIO, self.path.open())
-        return cast(BinaryIO, open(self.path, "rb", buffering=0))
-
-    def check_unchanged(self) -> None:
-        """Raise DataError if an object has changed; a file's bytes are hashed when it is read."""
-        if isinstance(self.path, RemoteObject):
-            self.path.check_unchanged()
+        """Open the bytes of a file, unbuffered."""
+        return cast(BinaryIO, open(cast(Path, self.path), "rb", buffering=0))
 
 
 @dataclass(frozen=True)
@@ -120,29 +150,48 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Input files, and every entry beside them that is not read, both sorted by name."""
+    """Input files, and every entry beside them that is not read, both sorted by name.
+
+    Attributes:
+        data_set: Data set whose shards the inputs are; None for files.
+    """
 
     files: list[InputFile]
     passed_over: tuple[PassedOver, ...] = ()
+    data_set: DataSet | None = None
+
+    @property
+    def root(self) -> str:
+        """Return the directory of the files, or the place of the data set."""
+        if self.data_set is not None:
+            return self.data_set.place
+        return str(self.files[0].path)[: -len(self.files[0].name)]
 
 
-def find_inputs(inputs: Sequence[str | Path]) -> Inputs:
-    """Find the files among `inputs`, below directories, prefixes and patterns.
+def find_inputs(inputs: Sequence[str | Path], keys: RecordKeys | None = None) -> Inputs:
+    """Find the files among `inputs` and below directories, or open the one data set.
+
+    Args:
+        keys: Keys of text and source in a record; the columns of a data set that are read. None
+            takes the usual ones.
 
     Raises:
         DataError: If an input is missing, not a regular file, of an unknown ending, or given twice;
-            if inputs lie in several places; if there is no input; if the store does not answer.
+            if there is no input; if there is a data set and anything else; as `open_data_set` and
+            `shards_of`.
     """
-    urls = [str(entry) for entry in inputs if is_url(entry)]
-    if urls and len(urls) < len(inputs):
+    data_sets = [entry for entry in map(os.path.expanduser, map(str, inputs)) if is_data_set(entry)]
+    if data_sets and len(inputs) > 1:
         raise DataError(
-            f"{urls[0]} is not on this machine, but other inputs are; tokenise each into a "
+            f"{data_sets[0]} is a data set, and there are other inputs; tokenise each into a "
             f"directory of its own and train on a blend of them"
         )
-    if urls:
-        files, passed_over = _find_remote(urls)
-    else:
-        files, passed_over = _find_local([expand_home(entry) for entry in inputs])
+    if data_sets:
+        return shards_of(open_data_set(data_sets[0]), keys or RecordKeys())
+    for entry in map(str, inputs):
+        if "://" in entry:
+            raise DataError(_of_a_store(entry))
+    files, passed_over = _find_local([expand_home(entry) for entry in inputs])
     if not files:
         names = ", ".join(map(str, inputs))
         passed_over_lines = "; ".join(describe(passed_over))
@@ -153,9 +202,45 @@ def find_inputs(inputs: Sequence[str | Path]) -> Inputs:
     files.sort(key=lambda file: file.name)
     for file, following in itertools.pairwise(files):
         if file.name == following.name:
-            kinds = "object or prefix" if urls else "file or directory"
-            raise DataError(f"input {file.path} is given twice; name each {kinds} once")
+            raise DataError(f"input {file.path} is given twice; name each file or directory once")
     return Inputs(files, tuple(sorted(passed_over, key=lambda entry: entry.name)))
+
+
+def shards_of(data_set: DataSet, keys: RecordKeys) -> Inputs:
+    """Return the shards of a data set as inputs, after a look at its first row.
+
+    Raises:
+        NoTextColumn: If no column may hold the text.
+        DataError: If the data set has no rows, or its text is a list.
+    """
+    columns: tuple[str, ...] = keys.text_keys
+    if hasattr(data_set.data, "select_columns"):
+        place = data_set.place or "the data set"
+        names = data_set.columns()
+        keys.require_text(names, place)
+        columns = tuple(
+            name for name in names if keys.holds_text(name) or may_hold(name, keys.source)
+        )
+        first: Mapping[str, Any] = data_set.first([*columns])
+        for key in keys.text_keys:
+            if isinstance(first.get(key), list):
+                raise DataError(
+                    f'{place}: the column "{key}" holds lists, not text; name a column of text '
+                    f"with --text-key: it has {shortened_names(names)}"
+                )
+    shards = data_set.shards(columns)
+    return Inputs([InputFile(shard, name, 0) for name, shard in shards.items()], (), data_set)
+
+
+def _of_a_store(url: str) -> str:
+    """Describe an input that is not on this machine, with the remedy."""
+    if "@" in url.split("/")[2] and not url.startswith("hf://"):
+        return f"input {url.partition('://')[0]}://… holds credentials; leave them out"
+    return (
+        f"input {url} is not on this machine; download it first, or let the package datasets read "
+        f"it: hf:NAME for a data set of the hub, else json:{url}, parquet:… or another of its "
+        f"readers"
+    )
 
 
 def describe(passed_over: Iterable[PassedOver], at_most: int = 5) -> list[str]:
@@ -269,7 +354,7 @@ def _entries_below(root: Path) -> Iterator[Path | PassedOver]:
 
 
 def _why_not_file(path: Path) -> str | None:
-    """Return why a file is not read, None if it is; without opening it, as a pipe never answers."""
+    """Return why a file is not read, None if it is; a pipe, which never answers, is not opened."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -279,74 +364,9 @@ def _why_not_file(path: Path) -> str | None:
     if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         return kinds.get(stat.S_IFMT(status.st_mode), "a device")
-    return _why_not(path.name, status.st_size)
-
-
-def _find_remote(urls: list[str]) -> tuple[list[InputFile], list[PassedOver]]:
-    """Find objects: a URL names one, all below a prefix, or all that match a pattern.
-
-    A web server has no listing, so every file of https:// must be named.
-    """
-    for url in urls:
-        if "@" in url.split("/")[2]:
-            raise DataError(
-                f"an input's URL holds credentials, which would be written down; leave them out: "
-                f"{scheme_of(url)}://…"
-            )
-    urls = [pinned(url) for url in urls]
-    roots = [_root_of(url) for url in urls]
-    places = {"/".join(root.split("/")[: 5 if root.startswith("hf://") else 3]) for root in roots}
-    if len(places) > 1:
-        raise DataError(
-            f"inputs lie in several places ({' and '.join(sorted(places))}); tokenise each into a "
-            f"directory of its own and train on a blend of them"
-        )
-    root = os.path.commonpath([root.partition("://")[2] for root in roots])
-    root = f"{scheme_of(urls[0])}://{root}/"
-    files: list[InputFile] = []
-    passed_over: list[PassedOver] = []
-    for url in urls:
-        for entry in _objects(url):
-            name = entry.url.removeprefix(root)
-            *above, last = name.split("/")
-            if _is_companion(last) or any(_is_companion(part, directory=True) for part in above):
-                passed_over.append(PassedOver(name, COMPANION))
-            elif (reason := _why_not(name, entry.size)) is None:
-                files.append(InputFile(entry, name, entry.size))
-            elif entry.url == url and format_of(name) is None:
-                raise DataError(f"input {url} {_unknown(name)}")
-            else:
-                passed_over.append(PassedOver(name, reason))
-    return files, passed_over
-
-
-def _names_object(url: str) -> bool:
-    return not has_pattern(url) and format_of(url) is not None
-
-
-def _root_of(url: str) -> str:
-    """Return the prefix of a URL's objects: the URL, or the directory of an object or pattern."""
-    if has_pattern(url) or _names_object(url):
-        return re.split(r"[*?\[]", url)[0].rpartition("/")[0]
-    return url.rstrip("/")
-
-
-def _objects(url: str) -> list[RemoteObject]:
-    scheme = scheme_of(url)
-    if scheme in WEB or _names_object(url):
-        entry = information(url)
-        if scheme in WEB or entry["type"] == "file":
-            return [_object(url, entry)]
-    entries = listing(url)
-    if not entries:
-        raise DataError(f"input {url} does not exist; give an object, a prefix or a pattern")
-    return [_object(f"{scheme}://{path}", entry) for path, entry in entries.items()]
-
-
-def _object(url: str, entry: dict[str, object]) -> RemoteObject:
-    size, version = stated(entry)
-    if size is None:
-        raise DataError(
-            f"cannot read {url}: its server does not say how long it is; download it first"
-        )
-    return RemoteObject(url, size, version)
+    reason = _why_not(path.name, status.st_size)
+    if reason is None and path.suffix.lower() == ".json":
+        with contextlib.suppress(OSError), open(path, "rb") as stream:
+            if is_whole_json(stream.readline(_JSON_BYTES)):
+                return JSON_AS_A_WHOLE
+    return reason

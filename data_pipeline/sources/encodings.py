@@ -34,13 +34,8 @@ _UTF16_SHARE = 0.2
 _SIGNS_IN_WORDS = re.compile(rb"[a-z][\xa1-\xb4\xb6\xb7\xb9\xba\xbc-\xbf\xd7\xf7][a-z]")
 
 
-def decoded(
-    chunks: Iterable[bytes | DamageError], errors: str = "strict"
-) -> Iterator[str | DamageError]:
+def decoded(chunks: Iterable[bytes | DamageError]) -> Iterator[str | DamageError]:
     """Decode the bytes of a file as they come, up to the first bytes that are lost.
-
-    Args:
-        errors: Treatment of bytes that are not UTF-8, as in `bytes.decode`.
 
     Returns:
         Fragments of the text, without a byte order mark; a `DamageError` last if bytes are lost or
@@ -58,19 +53,18 @@ def decoded(
                 yield DamageError("damaged", problem)
                 return
             encoding, mark = _encoding(window)
-            form = codecs.getincrementaldecoder(encoding)
-            decoder = form(errors if encoding == "utf-8" else "strict")
+            decoder = codecs.getincrementaldecoder(encoding)()
             window = window[mark:]
             read = mark
         read += len(window)
         try:
             yield decoder.decode(window, final=not window)
         except UnicodeDecodeError as error:
-            yield error.object[: error.start].decode(encoding, errors)
+            yield error.object[: error.start].decode(encoding)
             position = f"byte {read - len(error.object) + error.start:,} of the file"
             problem = "as which it begins"
             if encoding == "utf-8":
-                problem = likely(error.object[max(0, error.start - 1000) :])
+                problem = likely(error.object, error.start)
             detail = f"{position} is not valid {encoding.upper()}; {problem}; what follows is lost"
             yield DamageError("damaged", detail)
             return
@@ -83,6 +77,9 @@ def as_utf8(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | DamageErr
     """
     first = next((chunk for chunk in chunks if chunk), b"")
     whole = itertools.chain([first], chunks)
+    if isinstance(first, bytes) and (foreign := foreign_content(first)):
+        yield DamageError("damaged", f"the file is {foreign}")
+        return
     encoding = "utf-8"
     if isinstance(first, bytes) and (_marked(first) or first[:2] in (b"{\0", b"\0{")):
         encoding, _ = _encoding(first)
@@ -140,12 +137,28 @@ def _marked(content: bytes) -> tuple[str, int] | None:
     return next(marks, None)
 
 
-def likely(content: bytes) -> str:
-    """Return, as a clause, the likely encoding of bytes that are not UTF-8, and the remedy."""
-    name = _guess(content[:_GUESSED_BYTES])
+def likely(content: bytes, fault: int) -> str:
+    """Return, as a clause, the likely encoding of bytes that are not UTF-8, and the remedy.
+
+    Args:
+        content: A line, or a part of a file.
+        fault: Position of the first bytes that are not UTF-8.
+    """
+    decoded_text = content.decode(errors="surrogateescape")
+    foreign = sum("\udc80" <= character <= "\udcff" for character in decoded_text)
+    others = len(decoded_text) - foreign - sum(map(str.isascii, decoded_text))
+    if others >= foreign:
+        return (
+            "other letters are UTF-8, so a part is in another encoding, often WINDOWS-1252, and "
+            "converting all would mangle the rest; repair that part, or drop its bytes: iconv -c "
+            "-f UTF-8 -t UTF-8 FILE > NEW"
+        )
+    start = max(0, fault - 1000)
+    name = _guess(content[start : start + _GUESSED_BYTES])
     if name is None:
         return "it does not look like text of any encoding; is it another kind of file?"
-    return f"it looks like {name}; convert it: iconv -f {name} -t UTF-8 FILE > NEW"
+    convert = f"iconv -f {name} -t UTF-8 FILE > NEW"
+    return f"it looks like {name}; if all of the file does, convert it: {convert}"
 
 
 def _unmarked_utf16(content: bytes) -> str | None:

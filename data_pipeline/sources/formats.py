@@ -7,6 +7,7 @@ also needs a reader in `records`.
 from __future__ import annotations
 
 import lzma
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Format:
-    """Content of a file: `lines` (of JSON), `csv`, `tsv`, `parquet` or `text`; and its packing."""
+    """Content of a file: `lines` (of JSON), `parquet` or `text`; and its packing."""
 
     kind: str
     packing: Packing | None = None
@@ -68,18 +69,15 @@ _PACKED = {
     ".json": "lines",
     ".txt": "text",
     ".md": "text",
-    ".csv": "csv",
-    ".tsv": "tsv",
 }
 FORMATS = MappingProxyType(
     {
         ".jsonl": Format("lines"),
         ".ndjson": Format("lines"),
+        ".json": Format("lines"),
         ".parquet": Format("parquet"),
         ".txt": Format("text"),
         ".md": Format("text"),
-        ".csv": Format("csv"),
-        ".tsv": Format("tsv"),
     }
     | {
         f"{ending}{packed}": Format(kind, packing)
@@ -87,10 +85,21 @@ FORMATS = MappingProxyType(
         for packed, packing in _PACKINGS.items()
     }
 )
-KNOWN_ENDINGS = (
-    ".jsonl, .ndjson, .txt, .md, .csv, .tsv (each also .zst, .zstd, .gz, .xz), .json.zst, "
-    ".json.gz, .json.xz, .parquet"
+KNOWN_ENDINGS = ".jsonl, .ndjson, .json, .txt, .md (each also .zst, .zstd, .gz, .xz) or .parquet"
+# Tables, which the package `datasets` reads.
+TABLE_NAMES = (
+    ".csv",
+    ".tsv",
+    *(f"{kind}{packed}" for kind in (".csv", ".tsv") for packed in _PACKINGS),
 )
+_TABLE = "a table; give csv:FILE, and --text-key for the column of the text"
+_TAR = "a tar archive; unpack it first, or give webdataset:FILE if it is one"
+_TAR_MAGIC = (257, b"ustar")
+JSON_AS_A_WHOLE = (
+    "JSON as a whole; write one record a line: jq -c '.[]' FILE > NEW.jsonl (jq -c . "
+    "where it is not a list)"
+)
+_WHOLE = re.compile(rb"\s*(\[\s*(\{|\]|$)|\{\s*$)")
 # Files that are not text, by ending and by their first bytes, and the way to convert them.
 _FOREIGN = (
     (".pdf", b"%PDF-", "a PDF, not text; convert it: pdftotext -enc UTF-8 FILE.pdf FILE.txt"),
@@ -103,9 +112,10 @@ _FOREIGN = (
     (".htm", b"", "HTML, not text; convert it: pandoc FILE.htm -t plain -o FILE.txt"),
     (".xlsx", b"", "a spreadsheet; save it as .csv with a header"),
     (".zip", b"PK\x03\x04", "a ZIP archive (a .docx and an .epub is one too); unpack it first"),
-    (".tar", b"", "a tar archive; unpack it first"),
-    (".tgz", b"", "a tar archive; unpack it first"),
-    (".json", b"", "JSON as a whole; write one record a line: jq -c '.[]' FILE.json > FILE.jsonl"),
+    *((ending, b"", _TAR) for ending in (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.xz")),
+    (".tar.bz2", b"", _TAR),
+    *((ending, b"", _TABLE) for ending in TABLE_NAMES),
+    (".arrow", b"ARROW1\0\0", "an Arrow file; give arrow:FILE, or the directory of save_to_disk"),
     (".gz", b"\x1f\x8b", "packed by gzip; name it by what is inside, as .txt.gz or .jsonl.gz"),
     (".zst", _ZSTD.magic, "packed by zstd; name it by what is inside, as .txt.zst or .jsonl.zst"),
     (".xz", b"\xfd7zXZ", "packed by xz; name it by what is inside, as .txt.xz or .jsonl.xz"),
@@ -130,5 +140,13 @@ def foreign_name(name: str) -> str | None:
 
 def foreign_content(content: bytes) -> str | None:
     """Describe bytes that are not text by their beginning, with the remedy; None if unknown."""
+    offset, magic = _TAR_MAGIC
+    if content[offset:].startswith(magic):
+        return _TAR
     starts = ((start, description) for _, start, description in _FOREIGN if start)
     return next((description for start, description in starts if content.startswith(start)), None)
+
+
+def is_whole_json(line: bytes) -> bool:
+    """Return whether a first line begins JSON that goes over lines, or a list of records."""
+    return _WHOLE.match(line) is not None

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
+import glob
 import hashlib
-import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from data_pipeline.errors import DataError, needs_extra
+from data_pipeline.errors import DataError
 from data_pipeline.io.files import read_form, sha256_file, to_json, write_atomically
 from data_pipeline.io.forms import Count, Inside
 
@@ -29,15 +30,15 @@ DOWNLOAD_NAME = "download.json"
 UNFINISHED_NAME = "download.unfinished.json"
 # Inputs of `tokenize` may be the download's directory, or that of a split or a chunk below it.
 _LEVELS = 3
-_READ_BYTES = 1 << 22
 # Seconds before each further attempt at a file: of thousands of files, some meet a busy hub or a
 # lost connection, which may be away for seven minutes.
 _WAITS = (1, 5, 20, 60, 120, 240)
+# The same for the first request, where there may be no network at all.
+FIRST_WAITS = (1, 4, 10)
 _BUSY = (408, 429)
 
-# (files done, bytes done, bytes in all)
-_Report = Callable[[int, int, int], None]
 _Note = Callable[[str], None]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,6 @@ def download(
     name: str,
     directory: Path,
     wanted: Wanted,
-    report: _Report,
     note: _Note,
     revision: str | None = None,
     workers: int = 8,
@@ -184,8 +184,7 @@ def download(
 
     Args:
         name: Name of the corpus in download.json.
-        report: Callback that gets (files done, bytes done, bytes in all).
-        note: Callback that gets a line for each file that is tried again.
+        note: Callback that gets a line on what is fetched, and one before each wait.
         revision: Branch, tag or commit, resolved to a commit once; None is the directory's earlier
             commit, else `main`.
         workers: Files at a time.
@@ -198,53 +197,53 @@ def download(
         raise DataError(f"--workers {workers} must be at least 1")
     if directory.exists() and not directory.is_dir():
         raise DataError(f"--out {directory} is a file; give a directory")
-    with needs_extra("download", "hub"):
-        import huggingface_hub
-        from huggingface_hub.utils import disable_progress_bars
+    import huggingface_hub
 
-    disable_progress_bars()
     previous = read_download(directory, UNFINISHED_NAME) or read_download(directory)
     if revision is None:
         revision = (
             previous.revision if previous and previous.repository == source.repository else "main"
         )
-    with _hub_errors_as_data_errors(source.repository, revision):
-        commit, listing = _listing(source.repository, revision)
-    chosen = wanted.choose(listing, source, f"{source.repository} at {commit}")
-    result = Download(name, source.repository, commit, tuple(chosen))
+    repository = source.repository
+    with refusing_hub_errors(f"download {repository}", repository, revision):
+        listed = functools.partial(_listing, repository, revision)
+        commit, listing = repeat(listed, repository, note, waits=FIRST_WAITS)
+    chosen = wanted.choose(listing, source, f"{repository} at {commit}")
+    result = Download(name, repository, commit, tuple(chosen))
     if previous is not None:
         result = _extended(previous, result, directory)
     # Written before the first file, so that a rerun continues with this commit.
     _write_download(directory / UNFINISHED_NAME, result)
-    ended = threading.Event()
-
-    def ask(file: RemoteFile) -> None:
-        huggingface_hub.hf_hub_download(
-            source.repository,
-            file.name,
+    for file in result.files:  # a file that is not what the hub lists is fetched anew
+        if _problem(directory / file.name, file):
+            (directory / file.name).unlink(missing_ok=True)
+    if missing := _missing(directory, result):
+        size = sum(file.size for file in missing)
+        note(f"{repository}: fetching {len(missing):,} files, {size / 1e9:,.2f} GB")
+        fetch = functools.partial(
+            huggingface_hub.snapshot_download,
+            repository,
             repo_type="dataset",
             revision=commit,
             local_dir=directory,
-            # A file with this name exists but is not what the hub lists.
-            force_download=(directory / file.name).exists(),
+            allow_patterns=[glob.escape(file.name) for file in missing],
+            max_workers=workers,
         )
-
-    def fetch(file: RemoteFile) -> None:
-        path = directory / file.name
-        if path.exists() and _problem(path, file) is None:
-            return
-        with _hub_errors_as_data_errors(source.repository, commit):
-            repeat(ask, file, note, ended)
-        if problem := _problem(path, file):
-            path.unlink(missing_ok=True)
+        with refusing_hub_errors(f"download {repository}", repository, commit):
+            repeat(fetch, repository, note, left=lambda: len(_missing(directory, result)))
+    for file in missing:
+        if problem := _problem(directory / file.name, file):
+            (directory / file.name).unlink(missing_ok=True)
             raise DataError(
-                f"{problem} in the listing of {source.repository}; it was removed, download again"
+                f"{problem} in the listing of {repository}; it was removed, download again"
             )
-
-    _fetch_all(fetch, list(result.files), workers, report, ended=ended)
     _write_download(directory / DOWNLOAD_NAME, result)
     (directory / UNFINISHED_NAME).unlink(missing_ok=True)
     return result
+
+
+def _missing(directory: Path, download: Download) -> list[RemoteFile]:
+    return [file for file in download.files if not (directory / file.name).exists()]
 
 
 def source_of(name: str, hub_id: str | None) -> HubSource:
@@ -289,26 +288,35 @@ def find_origin(root: Path) -> dict[str, Any] | None:
 
 
 def repeat(
-    ask: Callable[[RemoteFile], None], file: RemoteFile, note: _Note, ended: threading.Event
-) -> None:
-    """Request a file until it is downloaded, through errors that pass; the last error is raised.
+    request: Callable[[], _T],
+    name: str,
+    note: _Note,
+    waits: Sequence[float] = _WAITS,
+    left: Callable[[], int] = lambda: 0,
+) -> _T:
+    """Make a request until it is answered, through errors that pass; the last error is raised.
 
     Args:
-        ask: Request of the file.
+        name: Name of what is asked for.
         note: Callback that gets a line before each wait.
-        ended: Event that ends all waiting.
+        waits: Seconds before each further attempt.
+        left: Number of files that are missing; after an attempt that fetched some, the waits begin
+            anew.
     """
-    for wait in _WAITS:
+    attempt = 0
+    while True:
+        missing = left()
         try:
-            return ask(file)
+            return request()
         except Exception as error:
-            if not passes(error):
+            if left() < missing:
+                attempt = 0
+            if not passes(error) or attempt == len(waits):
                 raise
-            reason = _reason(error.__cause__ or error)
-            note(f"{file.name}: {reason}; asking for it again in {wait} s")
-            if ended.wait(wait):
-                raise
-    return ask(file)
+            reason = one_line(error.__cause__ or error)
+            note(f"{name}: {reason}; asking for it again in {waits[attempt]} s")
+            time.sleep(waits[attempt])
+            attempt += 1
 
 
 def passes(error: Exception) -> bool:
@@ -366,89 +374,60 @@ def _listing(repository: str, revision: str) -> tuple[str, list[RemoteFile]]:
 
 def _problem(path: Path, file: RemoteFile) -> str | None:
     """Describe the difference between a file and the listing, as a clause; None without one."""
+    from huggingface_hub.utils.sha import git_hash
+
     if not path.is_file():
         return f"{path} is missing, and is"
     size = path.stat().st_size
     if size != file.size:
         return f"{path} has {size:,} bytes, but {file.size:,}"
     expected = file.sha256 or file.blob_id
-    actual = sha256_file(path) if file.sha256 else _git_blob_id(path, size)
+    actual = sha256_file(path) if file.sha256 else git_hash(path.read_bytes())
     return None if actual == expected else f"{path} has the hash {actual}, but {expected}"
 
 
-def _git_blob_id(path: Path, size: int) -> str:
-    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with open(path, "rb") as stream:
-        while chunk := stream.read(_READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _reason(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return the message of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _fetch_all(
-    action: Callable[[RemoteFile], None],
-    files: list[RemoteFile],
-    workers: int,
-    report: _Report,
-    *,
-    ended: threading.Event,
-) -> None:
-    """Call action(file) for all files on some threads; the first error ends the work.
-
-    Args:
-        action: Work on one file; its waits end with `ended`.
-        workers: Number of threads.
-        report: Callback that gets (files done, bytes done, bytes in all).
-        ended: Event that is set when the work ends.
-    """
-    total = sum(file.size for file in files)
-    done = size = 0
-    with ThreadPoolExecutor(workers) as pool:
-        futures = {pool.submit(action, file): file for file in files}
-        try:
-            for future in as_completed(futures):
-                future.result()
-                done += 1
-                size += futures[future].size
-                report(done, size, total)
-        finally:
-            ended.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+def gated(repository: str) -> DataError:
+    """Return the refusal of a data set whose terms have not been accepted."""
+    return DataError(
+        f"{repository} is gated: accept its terms on the hub and give a token in HF_TOKEN"
+    )
 
 
 @contextlib.contextmanager
-def _hub_errors_as_data_errors(repository: str, revision: str) -> Iterator[None]:
-    """Turn every error of the hub's client into a DataError of one sentence."""
+def refusing_hub_errors(what: str, repository: str, revision: str) -> Iterator[None]:
+    """Turn every error of the hub's client into a DataError of one sentence.
+
+    Args:
+        what: Clause on what was tried, as `download acme/text`.
+
+    Raises:
+        DataError: For any error of the hub, the network or the disk.
+    """
     from huggingface_hub import errors
 
     try:
         yield
+    except DataError:
+        raise
     except errors.GatedRepoError as error:
-        raise DataError(
-            f"{repository} is gated: accept its terms on the hub and give a token in HF_TOKEN"
-        ) from error
+        raise gated(repository) from error
     except errors.RepositoryNotFoundError as error:
         raise DataError(
-            f"the hub has no data set {repository}, or this token may not see it; give another "
-            f"with --hub-id"
+            f"the hub has no data set {repository}, or this token may not see it; give another name"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise DataError(f"{repository} has no revision {revision}; see --revision") from error
+        raise DataError(f"{repository} has no revision {revision}; give another") from error
     except errors.HFValidationError as error:
-        raise DataError(
-            f"--hub-id {repository} is not a name like organisation/data-set"
-        ) from error
-    except RuntimeError as error:
-        raise DataError(
-            f"cannot download {repository}: {_reason(error)}; what is finished is kept: run the "
-            f"same command again, with HF_HUB_DISABLE_XET=1 if that does not help"
-        ) from error
-    except (errors.HTTPError, OSError, ValueError) as error:
-        raise DataError(
-            f"cannot download {repository}: {_reason(error)}; what is finished is kept: run the "
-            f"same command again"
-        ) from error
+        raise DataError(f"{repository} is not a name like organisation/data-set") from error
+    except (RuntimeError, errors.HTTPError, OSError, ValueError) as error:
+        remedy = "; what is finished is kept: run the same command again"
+        if isinstance(error, RuntimeError):
+            remedy += ", with HF_HUB_DISABLE_XET=1 if that does not help"
+        if isinstance(error, ValueError | FileNotFoundError) and not passes(error):
+            remedy = ""
+        raise DataError(f"cannot {what}: {one_line(error)}{remedy}") from error

@@ -7,22 +7,24 @@ the file itself is a `Reject` too, with `lost` set.
 from __future__ import annotations
 
 import contextlib
-import csv
+import gzip
+import hashlib
 import io
-import itertools
 import json
-import shutil
-import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import orjson
+import zstandard
 
-from data_pipeline.errors import NoTextColumn, needs_extra
+from data_pipeline.errors import DataError
 from data_pipeline.io.files import refusing
+from data_pipeline.sources import data_sets, hub
 from data_pipeline.sources.containers import (
     DamageError,
     HashedStream,
@@ -31,19 +33,27 @@ from data_pipeline.sources.containers import (
     split_lines,
 )
 from data_pipeline.sources.cutting import Cutter
-from data_pipeline.sources.discovery import InputFile, RecordKeys
+from data_pipeline.sources.data_sets import DataShard
+from data_pipeline.sources.discovery import InputFile, RecordKeys, may_hold, shortened_names
 from data_pipeline.sources.encodings import as_utf8, decoded, likely
-from data_pipeline.sources.formats import Format, format_of
+from data_pipeline.sources.formats import JSON_AS_A_WHOLE, Format, format_of, is_whole_json
 
 # Bytes from which a document is worth a note: it may be a whole log file or a data dump.
 LONG_BYTES = 10_000_000
-_DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}
-_END_OF_TABLE = "\x03end of the table\x03"
-"""Row added behind a table: an unclosed quote swallows it and is noticed by that."""
 _PARQUET_ROWS = 512
 # Reasons that concern a file and not a line.
 LOST = ("truncated", "damaged")
 _UTF8_MARK = b"\xef\xbb\xbf"
+# Errors of a data set's reader about its bytes, and not about the network or the disk.
+_DAMAGED = (
+    ValueError,  # also pyarrow's and pandas' own
+    EOFError,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zlib.error,
+    zstandard.ZstdError,
+)
 
 
 @dataclass(frozen=True)
@@ -119,25 +129,28 @@ class RecordReader:
         return self._sha256
 
     def __iter__(self) -> Iterator[Document | Reject]:
-        file_format = format_of(self._file.name) or Format("lines")
-        with refusing(f"read {self._file.path}"):
-            if file_format.kind == "parquet":
-                with self._seekable() as whole:
-                    yield from self._parquet(whole)
-            else:
-                with self._file.open() as raw:
-                    self._stream = stream = HashedStream(raw, self._file.size)
-                    chunks = chunks_of(stream, file_format.packing)
-                    if file_format.kind == "lines":
-                        yield from self._json_lines(split_lines(as_utf8(chunks)))
-                    elif file_format.kind == "text":
-                        yield from self._text(decoded(chunks))
-                    else:
-                        texts = decoded(chunks, errors="surrogateescape")
-                        yield from self._table(texts, _DELIMITERS[file_format.kind])
-                    self._sha256 = stream.hexdigest()
-            self._file.check_unchanged()
+        path = self._file.path
+        if isinstance(path, DataShard):
+            with data_sets.refusing(str(path)):
+                yield from self._data_set(path)
+        else:
+            with refusing(f"read {path}"):
+                yield from self._local(path)
         self._done = True
+
+    def _local(self, path: Path) -> Iterator[Document | Reject]:
+        file_format = format_of(self._file.name) or Format("lines")
+        if file_format.kind == "parquet":
+            yield from self._parquet(path)
+            return
+        with self._file.open() as raw:
+            self._stream = stream = HashedStream(raw, self._file.size)
+            chunks = chunks_of(stream, file_format.packing)
+            if file_format.kind == "lines":
+                yield from self._json_lines(split_lines(as_utf8(chunks)))
+            else:
+                yield from self._text(decoded(chunks))
+            self._sha256 = stream.hexdigest()
 
     def _json_lines(
         self, lines: Iterable[bytes | DamageError], broken: bool = False
@@ -151,6 +164,9 @@ class RecordReader:
             if first:
                 line = line.removeprefix(_UTF8_MARK)
                 first = False
+                if is_whole_json(line):
+                    yield Reject(1, "damaged", f"the file is {JSON_AS_A_WHOLE}")
+                    return
             try:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError as error:
@@ -202,85 +218,19 @@ class RecordReader:
             self.lines += 1
             yield from self._documents_of_text(text, self._keys.default_source)
 
-    def _table(
-        self, texts: Iterable[str | DamageError], delimiters: str
-    ) -> Iterator[Document | Reject]:
-        """Read a delimited table with a header row; the delimiter is detected."""
-        lost: list[DamageError] = []
-        lines = _table_lines(texts, lost)
-        first = next((line for line in lines if line.strip()), "")
-        # A document may be longer than csv's default of 128 KiB.
-        csv.field_size_limit(sys.maxsize)
-        rows = csv.reader(
-            itertools.chain([first], lines), delimiter=max(delimiters, key=first.count)
-        )
-        names = [name.strip() for name in next(rows, []) if _END_OF_TABLE not in name]
-        if names or not lost:
-            self._require_text([name for name in names if name])
-        try:
-            for fields in rows:
-                if fields and _END_OF_TABLE in fields[-1]:
-                    if fields != [_END_OF_TABLE] and not lost:
-                        detail = "its quote is never closed; what follows is lost"
-                        lost.append(DamageError("damaged", detail))
-                    break
-                if fields:
-                    self.lines += 1
-                    yield from self._row(names, fields)
-        except csv.Error as error:
-            lost.append(DamageError("damaged", f"{error}; what follows is lost"))
-        yield from (Reject(self.lines + 1, damage.reason, damage.detail) for damage in lost)
-
-    def _row(self, names: Sequence[str], fields: Sequence[str]) -> list[Document | Reject]:
-        row = "".join(fields)
-        if not _is_text(row):
-            guess = likely(row.encode(errors="surrogateescape"))
-            return [Reject(self.lines, "invalid_utf8", f"the row is not valid UTF-8; {guess}")]
-        record = {name: field for name, field in zip(names, fields, strict=False) if name}
-        short = len(fields) < len(names) and all(
-            _look_up(record, key) is None for key in self._keys.text_keys
-        )
-        if short or any(fields[len(names) :]):
-            detail = f"the row has {len(fields):,} fields, the header {len(names):,}"
-            return [Reject(self.lines, "bad_row", detail)]
-        return self._documents_of_record(record)
-
-    def _require_text(self, names: Sequence[str]) -> None:
-        """Raise NoTextColumn if no column of these names may hold the text."""
-        if not any(_may_hold(name, key) for name in names for key in self._keys.text_keys):
-            raise NoTextColumn(
-                f"{self._file.path} has no column {_either(self._keys.text_keys)}, it has "
-                f"{', '.join(names) or 'none'}; set --text-key, or move the file away"
-            )
-
-    @contextlib.contextmanager
-    def _seekable(self) -> Iterator[Path | BinaryIO]:
-        """Open a seekable file for pyarrow: the input, or an object's bytes, fetched once."""
-        path = self._file.path
-        if isinstance(path, Path):
-            yield path
-            return
-        with self._file.open() as raw, tempfile.TemporaryFile() as spooled:
-            stream = HashedStream(raw, self._file.size)
-            shutil.copyfileobj(stream, spooled, 1 << 20)
-            self._sha256 = stream.hexdigest()
-            spooled.seek(0)
-            yield cast(BinaryIO, spooled)
-
-    def _parquet(self, path: Path | BinaryIO) -> Iterator[Document | Reject]:
-        with needs_extra(str(self._file.path), "parquet"):
-            import pyarrow
-            import pyarrow.parquet
+    def _parquet(self, path: Path) -> Iterator[Document | Reject]:
+        import pyarrow
+        import pyarrow.parquet
 
         try:
             with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
-                names = table.schema_arrow.names
-                keys = (*self._keys.text_keys, self._keys.source)
+                keys = [*self._keys.text_keys, self._keys.source]
                 paths = [path for field in table.schema_arrow for path in _paths(field, keys)]
-                self._require_text(names)
+                self._keys.require_text(table.schema_arrow.names, path)
                 self._rows = rows = table.metadata.num_rows
                 for batch in table.iter_batches(_PARQUET_ROWS, columns=paths):
-                    yield from self._parquet_rows(batch)
+                    for record in self._records(batch):
+                        yield from self._documents(record)
                 if self.lines < rows:
                     rows_read = f"{self.lines:,} of {rows:,} rows came"
                     yield Reject(self.lines + 1, "damaged", f"{rows_read}; the others are lost")
@@ -291,28 +241,47 @@ class RecordReader:
             detail = f"{str(error).splitlines()[0]}; what follows is lost"
             yield Reject(self.lines + 1, "damaged", detail)
 
-    def _parquet_rows(self, batch: Any) -> Iterator[Document | Reject]:
+    def _data_set(self, shard: DataShard) -> Iterator[Document | Reject]:
+        """Read a data set's shard, whose hash is that of its rows."""
+        digest = hashlib.sha256()
+        try:
+            for batch in shard.batches():
+                for record in self._records(batch):
+                    digest.update(repr(record).encode())
+                    yield from self._documents(record)
+        except _DAMAGED as error:
+            if isinstance(error, DataError):
+                raise
+            detail = f"{hub.one_line(error)}; what follows is lost"
+            yield Reject(self.lines + 1, "damaged", detail)
+        self._sha256 = digest.hexdigest()
+
+    def _records(self, batch: Any) -> Iterator[dict[str, Any] | Reject]:
+        """Yield the rows of a record batch of pyarrow; a Reject for one that cannot be read."""
         columns = list(zip(batch.schema.names, batch.columns, strict=True))
         for number in range(batch.num_rows):
             self.lines += 1
             try:
-                record = {name: column[number].as_py() for name, column in columns}
+                yield {name: column[number].as_py() for name, column in columns}
             except UnicodeDecodeError as error:
                 yield Reject(self.lines, "invalid_utf8", str(error))
-                continue
             except (ValueError, OverflowError) as error:
-                yield Reject(self.lines, "bad_row", f"a value that Python does not have: {error}")
-                continue
-            yield from self._documents_of_record(record)
+                detail = f"a value that Python does not have: {error}"
+                yield Reject(self.lines, "bad_row", detail)
+
+    def _documents(self, record: dict[str, Any] | Reject) -> list[Document | Reject]:
+        return [record] if isinstance(record, Reject) else self._documents_of_record(record)
 
     def _documents_of_record(self, record: Any) -> list[Document | Reject]:
         texts = {key: _look_up(record, key) for key in self._keys.text_keys}
         texts = {key: value for key, value in texts.items() if value is not None}
         if not texts:
             other_keys = (
-                f", which has {', '.join(record)}" if isinstance(record, dict) and record else ""
+                f", which has {shortened_names([*record])}"
+                if isinstance(record, dict) and record
+                else ""
             )
-            detail = f"no {_either(self._keys.text_keys)} in the record{other_keys}"
+            detail = f"no {self._keys.either_text_key()} in the record{other_keys}"
             return [Reject(self.lines, "missing_text", detail)]
         keys_with_text = (key for key, value in texts.items() if value and isinstance(value, str))
         key = next(keys_with_text, next(iter(texts)))
@@ -331,6 +300,16 @@ class RecordReader:
             return [Reject(self.lines, "empty_text", "the text is empty")]
         document = Document(text, source, f"{self._file.name}:{self.lines}", key)
         return [*(Reject(self.lines, *oddity, kept=True) for oddity in _oddities(text)), document]
+
+
+def content_hash(file: InputFile, keys: RecordKeys) -> str:
+    """Return the SHA-256 of a file's bytes, or of the rows of a data set's shard."""
+    if not isinstance(file.path, DataShard):
+        return hash_of(file)
+    reader = RecordReader(file, keys)
+    for _ in reader:
+        pass
+    return reader.sha256()
 
 
 def read_documents(file: InputFile, keys: RecordKeys) -> Iterator[Document]:
@@ -354,28 +333,7 @@ def _look_up(record: Any, key: str) -> Any:
     return value
 
 
-def _either(keys: Sequence[str]) -> str:
-    """Join keys as words: "a", "b" or "c"."""
-    quoted = [f'"{key}"' for key in keys]
-    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
-
-
-def _table_lines(texts: Iterable[str | DamageError], lost: list[DamageError]) -> Iterator[str]:
-    """Yield the lines of a table with their ends, then _END_OF_TABLE; add damage to `lost`."""
-    rest = ""
-    for text in texts:
-        if isinstance(text, DamageError):
-            lost.append(text)
-            rest = rest if rest.endswith("\n") else ""
-            break
-        lines = [*io.StringIO(rest + text, newline="")]
-        rest = lines.pop() if lines else ""
-        yield from lines
-    yield rest
-    yield _END_OF_TABLE
-
-
-def _paths(field: Any, keys: Sequence[str], above: str = "") -> Iterator[str]:
+def _paths(field: Any, keys: list[str], above: str = "") -> Iterator[str]:
     """Yield the paths of a parquet field that may hold values of the keys.
 
     Args:
@@ -385,18 +343,13 @@ def _paths(field: Any, keys: Sequence[str], above: str = "") -> Iterator[str]:
     """
     import pyarrow
 
-    inner_keys = [key for key in keys if _may_hold(field.name, key)]
+    inner_keys = [key for key in keys if may_hold(field.name, key)]
     path = f"{above}{field.name}"
     if pyarrow.types.is_struct(field.type) and field.name not in inner_keys:
         for inner in field.type:
             yield from _paths(inner, [key[len(field.name) + 1 :] for key in inner_keys], f"{path}.")
     elif inner_keys:
         yield path
-
-
-def _may_hold(column: str, key: str) -> bool:
-    """Return whether the key's value may lie in the column."""
-    return key == column or key.startswith(f"{column}.")
 
 
 def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
@@ -406,7 +359,7 @@ def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
     except UnicodeDecodeError as fault:
         return (
             "invalid_utf8",
-            f"byte {fault.start} of the line is not valid UTF-8; {likely(line)}",
+            f"byte {fault.start} of the line is not valid UTF-8; {likely(line, fault.start)}",
         )
     if b"\x00" in line:
         return "nul_byte", f"byte {line.index(0)} of the line is NUL"

@@ -77,7 +77,8 @@ _HELD_OUT_ONE_IN = 50
 _HELD_OUT_BYTES = 2_000_000
 # Of a corpus much larger than the sample, only files with this many times its bytes are read, but
 # at least _LEAST_FILES, so that no source is the whole sample; of more than _MOST_BYTES, only the
-# beginnings of the files.
+# beginnings of the files. The shards of a data set have no size: that many are read, and of each
+# its part of those bytes.
 _SAMPLED_ONE_IN = 4
 _LEAST_FILES = 32
 _MOST_BYTES = 4_000_000_000
@@ -229,7 +230,8 @@ def _choose_files(files: list[InputFile], settings: TrainerSettings) -> list[Inp
     chosen: list[InputFile] = []
     size = 0
     for file in shuffled:
-        if len(chosen) >= _LEAST_FILES and size >= _SAMPLED_ONE_IN * settings.sample_bytes:
+        enough = not file.size or size >= _SAMPLED_ONE_IN * settings.sample_bytes
+        if len(chosen) >= _LEAST_FILES and enough:
             break
         chosen.append(file)
         size += file.size
@@ -252,6 +254,8 @@ def _sample(
     most_bytes = max(_MOST_BYTES, _SAMPLED_ONE_IN * settings.sample_bytes)
     for file in files:
         bytes_left = math.inf if size <= most_bytes else most_bytes * file.size / size
+        if not size:
+            bytes_left = _SAMPLED_ONE_IN * settings.sample_bytes / len(files)
         for document in RecordReader(file, keys):
             if isinstance(document, Reject):
                 rejected.add(file, document)

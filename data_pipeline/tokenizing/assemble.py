@@ -80,9 +80,14 @@ def plan_shards(units: Iterable[_Groups], options: TokenizeOptions, dtype: str) 
             sizes[key] += size
     plans: list[ShardPlan] = []
     source_by_name: dict[str, str] = {}
+    # A file system, or an archive's way through one, may not tell Wiki from wiki.
+    first_by_letters: dict[str, str] = {}
+    for source in sorted({source for _, source in by_source}):
+        first_by_letters.setdefault(source.casefold(), source)
     for (split, source), shards in sorted(by_source.items()):
         for number, parts in enumerate(shards):
-            name = shard_name(options.name, split, source, number)
+            repeated = first_by_letters[source.casefold()] != source
+            name = shard_name(options.name, split, source, number, with_hash=repeated)
             if (other := source_by_name.setdefault(name, source)) != source:
                 raise DataError(
                     f"sources {other!r} and {source!r} would share the file name {name}"

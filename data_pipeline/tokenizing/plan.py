@@ -29,9 +29,9 @@ from data_pipeline.io.files import (
 )
 from data_pipeline.io.forms import LARGEST, Count, in_form
 from data_pipeline.shards.manifest import FORMAT_VERSION, MANIFEST_NAME
-from data_pipeline.sources.discovery import InputFile, Inputs, RecordKeys, is_wanted
+from data_pipeline.sources.data_sets import is_data_set
+from data_pipeline.sources.discovery import InputFile, Inputs, RecordKeys, find_inputs, is_wanted
 from data_pipeline.sources.hub import find_origin
-from data_pipeline.sources.remote import RemoteObject, is_url
 from data_pipeline.tokenizer.identity import STORED_NAMES, TokenizerIdentity
 
 PLAN_NAME = "plan.json"
@@ -236,14 +236,13 @@ def begin(
     Raises:
         DataError: If the directory was begun with another plan, or holds something else.
     """
-    root = str(inputs.files[0].path)[: -len(inputs.files[0].name)]
-    remote = {"source": root, "repository": "", "revision": ""}
+    data_set = inputs.data_set
     plan = {
         "format_version": FORMAT_VERSION,
         "options": as_json(options),
         "tokenizer": asdict(tokenizer),
-        "origin": remote if is_url(root) else find_origin(Path(root)),
-        # Only an object of a store has a version.
+        "origin": find_origin(Path(inputs.root)) if data_set is None else data_set.origin,
+        # Only a data set has a version.
         "inputs": [
             {"name": file.name, "size": file.size}
             | ({"version": file.version} if file.version else {})
@@ -275,10 +274,24 @@ def begin(
     copy = directory / tokenizer.stored_as
     if not copy.exists() or sha256_file(copy) != tokenizer.sha256:
         write_atomically(copy, model.read_bytes())
-    location = to_checked_json({"inputs": root if is_url(root) else str(Path(root))})
+    root = str(Path(inputs.root)) if data_set is None else inputs.root
+    location = to_checked_json({"inputs": root})
     location_path = directory / LOCATION_NAME
     if not location_path.exists() or location_path.read_bytes() != location:
         write_atomically(location_path, location)
+
+
+def at_planned_revision(inputs: list[str], directory: Path) -> list[str]:
+    """Give a data set of the hub the commit that the directory was begun with.
+
+    So tasks of one run read one commit, although the branch has moved meanwhile.
+    """
+    path = directory / PLAN_NAME
+    origin = _read_plan_file(path)["origin"] if path.is_file() else None
+    if origin is None or not origin["repository"]:
+        return inputs
+    pinned = f"{origin['source']}@{origin['revision']}"
+    return [pinned if entry == origin["source"] else entry for entry in inputs]
 
 
 def _differences(old: _Plan, new: dict[str, Any]) -> str:
@@ -296,16 +309,22 @@ def _differences(old: _Plan, new: dict[str, Any]) -> str:
     changed = sorted(
         name for name in old_inputs | new_inputs if old_inputs.get(name) != new_inputs.get(name)
     )
-    if changed:
+    if changed and old["origin"] != new["origin"]:
+        differences.append(f"inputs of {_named(old['origin'])}, not of {_named(new['origin'])}")
+    elif changed:
         differences.append(f"other inputs ({len(changed)} differ, the first is {changed[0]})")
     return " and ".join(differences)
+
+
+def _named(origin: dict[str, str] | None) -> str:
+    return f"{origin['source']} at {origin['revision']}" if origin else "files without an origin"
 
 
 def read_plan(directory: Path, inputs: str | Path | None = None) -> tuple[_Plan, list[Unit]]:
     """Read the plan of a directory, and make its units.
 
     Args:
-        inputs: Directory or prefix of the inputs, if their paths matter.
+        inputs: Directory of the inputs, or their data set, if they are to be read.
 
     Returns:
         Content of plan.json, and the units.
@@ -321,13 +340,13 @@ def read_plan(directory: Path, inputs: str | Path | None = None) -> tuple[_Plan,
     plan = _read_plan_file(path)
     options = options_of(plan["options"], path)
     root = inputs or directory
-    files = []
-    for entry in plan["inputs"]:
-        location: Path | RemoteObject = Path(root, entry["name"])
-        if is_url(root):
-            url = f"{str(root).rstrip('/')}/{entry['name']}"
-            location = RemoteObject(url, entry["size"], entry.get("version", ""))
-        files.append(InputFile(location, entry["name"], entry["size"]))
+    if inputs and is_data_set(inputs):
+        files = find_inputs([inputs], options.keys).files
+    else:
+        files = [
+            InputFile(Path(root, entry["name"]), entry["name"], entry["size"])
+            for entry in plan["inputs"]
+        ]
     return plan, plan_units(files, directory, options, plan["tokenizer"])
 
 

@@ -9,14 +9,16 @@ whose number is i modulo n, in the same directory or in another one that is copi
 from __future__ import annotations
 
 import contextlib
+import pickle
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import TEMPORARY_SUFFIX, is_abandoned
 from data_pipeline.io.lease import BusyError, Lease, held
-from data_pipeline.io.pool import run_tasks
+from data_pipeline.io.pool import Progress, run_tasks
 from data_pipeline.shards.manifest import (
     MANIFEST_NAME,
     REJECTS_NAME,
@@ -26,7 +28,8 @@ from data_pipeline.shards.manifest import (
     rejects_intact,
     verify_advice,
 )
-from data_pipeline.sources.discovery import Inputs, describe
+from data_pipeline.sources.data_sets import in_memory
+from data_pipeline.sources.discovery import Inputs, describe, find_inputs, shards_of
 from data_pipeline.tokenizer.encoder import why_not_fast
 from data_pipeline.tokenizer.tokenizer import check_report, identify
 from data_pipeline.tokenizing.assemble import assemble, clean
@@ -35,6 +38,7 @@ from data_pipeline.tokenizing.plan import (
     Task,
     TokenizeOptions,
     Unit,
+    at_planned_revision,
     begin,
     plan_units,
     read_plan,
@@ -103,6 +107,44 @@ def finish(
                     f"copy the file here"
                 )
         return assemble(units, records, workers, report)
+
+
+def tokenize_data(
+    data: Any,
+    tokenizer: Path,
+    directory: Path,
+    options: TokenizeOptions,
+    workers: int = 1,
+    limits: Limits = Limits(),  # noqa: B008 - it is frozen
+) -> Manifest:
+    """Make the shards of a data set in memory, or of an input that `find_inputs` takes.
+
+    Args:
+        data: Dataset, IterableDataset, iterable of texts, or one input as a path or string.
+        workers: Number of processes; texts that are no Dataset are read in this one.
+
+    Raises:
+        DataError: As `Run`; or the data set cannot be sent to other processes.
+    """
+    if isinstance(data, str | Path):
+        inputs = find_inputs(at_planned_revision([str(data)], directory), options.keys)
+    else:
+        inputs = shards_of(in_memory(data, options.keys.text_keys[0]), options.keys)
+    if inputs.data_set is not None and not inputs.data_set.place and workers > 1:
+        try:
+            pickle.dumps(inputs.files)
+        except Exception as error:  # whatever the data set is made of raises
+            raise DataError(
+                f"workers {workers}: the data set cannot be sent to other processes ({error}); "
+                f"give workers=1, or save it with save_to_disk"
+            ) from error
+    run = Run(inputs, tokenizer, directory, options, workers=workers, report=_silent, limits=limits)
+    run.make()
+    return run.finish()
+
+
+def _silent(progress: Progress) -> None:
+    """Show no progress."""
 
 
 def _finished(directory: Path) -> Manifest:

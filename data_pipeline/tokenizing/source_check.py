@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,10 @@ from typing_extensions import TypedDict
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import read_checked_json
 from data_pipeline.io.forms import in_form
-from data_pipeline.io.home import expand_home
 from data_pipeline.shards.manifest import MANIFEST_NAME, InputRecord, Manifest, Shard
 from data_pipeline.shards.reading import open_shard
-from data_pipeline.sources.containers import hash_of
-from data_pipeline.sources.records import read_documents
-from data_pipeline.sources.remote import RemoteObject, is_url
+from data_pipeline.sources.data_sets import DataShard, is_data_set
+from data_pipeline.sources.records import content_hash, read_documents
 from data_pipeline.tokenizer.tokenizer import Tokenizer, open_tokenizer
 from data_pipeline.tokenizing.plan import LOCATION_NAME, PLAN_NAME, Unit, read_plan
 
@@ -39,7 +38,7 @@ def compare_with_source(
     """Read the inputs of some units again and look for a decoded sample of their shards in them.
 
     Args:
-        inputs: Directory or prefix of the inputs; None is their location when tokenised.
+        inputs: Directory of the inputs, or their data set; None is what was tokenised.
         most_units: Number of units to compare, spread evenly over all.
 
     Returns:
@@ -49,15 +48,19 @@ def compare_with_source(
     Raises:
         DataError: If plan and manifest contradict each other or cannot be read.
     """
-    path = str(expand_home(inputs)) if inputs and not is_url(inputs) else inputs
-    path = path or _location(manifest.directory)
-    if path is None or not (is_url(path) or Path(path).is_dir()):
+    path = os.path.expanduser(str(inputs)) if inputs else _location(manifest.directory)
+    if not path or not (is_data_set(path) or Path(path).is_dir()):
         reason = f"the inputs are not at {path}" if path else f"there is no {LOCATION_NAME}"
         remark = f"not compared with the source text: {reason}; give --inputs"
         return ([f"{path} is not the directory of the inputs"] if inputs else []), remark
     if manifest.in_parts or manifest.options.get("max_tokens"):
         return [], "not compared with the source text: an earlier version took parts of the inputs"
-    _, units = read_plan(manifest.directory, path)
+    try:
+        _, units = read_plan(manifest.directory, path)
+    except DataError as error:
+        if inputs or not is_data_set(path):
+            raise
+        return [], f"not compared with the source text: {error}"
     records = {entry.name: entry for entry in manifest.inputs}
     parts: dict[int, list[_Part]] = {}
     for shard in manifest.shards:
@@ -112,18 +115,16 @@ def _input_difference(unit: Unit, known: dict[str, InputRecord]) -> str | None:
     for file in unit.files:
         record = known[file.name]
         path = file.path
-        if isinstance(path, RemoteObject):
-            try:
-                path.check_unchanged()
-            except DataError as error:
-                return str(error)
-            same = bool(path.version) or hash_of(file) == record.sha256
+        if isinstance(path, DataShard):
+            same = path.version == record.version
         elif not path.is_file():
             return f"{path} is missing"
         else:
-            same = path.stat().st_size == record.size and hash_of(file) == record.sha256
+            same = path.stat().st_size == record.size and record.sha256 == content_hash(
+                file, unit.options.keys
+            )
         if not same:
-            return f"{path} is not the {'object' if is_url(path) else 'file'} that was tokenised"
+            return f"{path} is not what was tokenised"
     return None
 
 

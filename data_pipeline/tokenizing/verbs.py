@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,14 +14,14 @@ import typer
 from data_pipeline.errors import DataError
 from data_pipeline.io.home import expand_home
 from data_pipeline.sources.discovery import PassedOver, RecordKeys, describe, find_inputs
-from data_pipeline.sources.remote import is_url
 from data_pipeline.tokenizing.rejects import Limits, notes
 
 Inputs = Annotated[
     list[str],
     typer.Argument(
-        help="Files, directories or URLs (s3, https, hf): .jsonl, .txt, .md, .csv, .tsv (also "
-        "packed: .zst, .gz, .xz), .parquet"
+        help="Files or directories (.jsonl, .json, .txt, .md, also packed: .zst, .gz, .xz; "
+        ".parquet); or one data set: hf:NAME[:CONFIG[:SPLIT]][@REVISION], a directory of "
+        "save_to_disk, or READER:FILES (csv, arrow, webdataset, ...)."
     ),
 ]
 TextKey = Annotated[
@@ -150,16 +151,17 @@ def tokenize(
     """
     from data_pipeline.io.progress import ProgressLine
     from data_pipeline.tokenizer.encoder import why_not_fast
-    from data_pipeline.tokenizing.plan import TokenizeOptions
+    from data_pipeline.tokenizing.plan import TokenizeOptions, at_planned_revision
     from data_pipeline.tokenizing.run import Run
 
     refuse_out(inputs, out)
-    selected = find_inputs(inputs)
+    keys = RecordKeys(text_key, source_key, default_source)
+    selected = find_inputs(at_planned_revision(inputs, out), keys)
     options = TokenizeOptions(
         name=name,
         validation_fraction=validation_fraction,
         files_per_shard=files_per_shard,
-        keys=RecordKeys(text_key, source_key, default_source),
+        keys=keys,
         test_fraction=test_fraction,
         sources=tuple(source or ()),
         exclude_sources=tuple(exclude_source or ()),
@@ -186,7 +188,8 @@ def tokenize(
         typer.echo(f"{out}: task {chosen_task.index} of {chosen_task.count}: {summary}")
         show_passed_over(selected.passed_over)
         _show_damage(result.damaged)  # merge-manifests ends with the exit code for it
-        typer.echo(f"  when all tasks are done: python -m data_pipeline merge-manifests {out}")
+        merge = f"python -m data_pipeline merge-manifests {shlex.quote(str(out))}"
+        typer.echo(f"  when all tasks are done: {merge}")
         return
     assert manifest is not None
     typer.echo(f"{out}: {summary}")
@@ -207,7 +210,7 @@ def refuse_out(inputs: list[str], out: Path) -> None:
         raise DataError(
             f"--out {out} is not a directory of this machine; shards are memory-mapped files"
         )
-    for entry in (expand_home(path) for path in inputs if not is_url(path)):
+    for entry in map(expand_home, inputs):
         if os.path.isdir(entry) and out.resolve().is_relative_to(entry.resolve()):
             raise DataError(f"--out {out} lies inside the input directory {entry}; choose another")
 

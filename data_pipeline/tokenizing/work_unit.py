@@ -28,7 +28,7 @@ from data_pipeline.io.forms import Count, in_form
 from data_pipeline.io.pool import Progress
 from data_pipeline.shards.manifest import InputRecord
 from data_pipeline.shards.writing import dtype_for
-from data_pipeline.sources.containers import hash_of
+from data_pipeline.sources.records import content_hash
 from data_pipeline.tokenizer.encoder import Encoder, open_encoder
 from data_pipeline.tokenizing.encode_unit import make_unit
 from data_pipeline.tokenizing.plan import Unit
@@ -174,10 +174,10 @@ def _check_inputs(unit: Unit, known: list[Record]) -> None:
     for file, old in zip(unit.files, known, strict=True):
         same = (old["name"], old["size"], old["end"]) == (file.name, file.size, file.size)
         if file.version:
-            # The store's version is trusted: hashing an object would fetch all of it once more.
+            # A data set's version is trusted: hashing its rows would fetch all of them once more.
             same = same and old["version"] == file.version
         else:
-            same = same and old["sha256"] == hash_of(file)
+            same = same and old["sha256"] == content_hash(file, unit.options.keys)
         if not same:
             raise DataError(
                 f"input {file.path} changed after its shards were made; restore it or choose "

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from data_pipeline.io.files import refuse_unwritable
-from laboratory.finetuning.verbs import glue
+from laboratory.finetuning.verbs import glue, reservoir
 from pretrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ def tasks(
         typer.Option("--tasks", help="Tasks, groups and tags of lm-evaluation-harness, by commas."),
     ],
     baseline: Annotated[
-        str, typer.Option(help="The variant (or the name of a run) the others are compared with.")
-    ] = "vanilla",
+        str | None,
+        typer.Option(help="Variant or run the others are compared with; default: the first's."),
+    ] = None,
     include_path: Annotated[
         Path | None,
         typer.Option(
@@ -85,7 +86,7 @@ def tasks(
     refuse_unwritable(out)
     from laboratory.runs.finished import leave_out_others
     from laboratory.study.report import finish
-    from laboratory.study.seeds import group_runs, named_apart, refuse_twice
+    from laboratory.study.seeds import named_apart
     from pretrain.export.models import require_transformers
     from pretrain.ranks.devices import use_cuda
 
@@ -94,46 +95,32 @@ def tasks(
         typer.echo(left_out, err=True)
     typer.echo("importing transformers and lm-evaluation-harness, which takes a while")
     require_transformers("evaluate tasks")
-    from laboratory.finetuning.models import open_pretrained
-
-    refuse_twice(kept, place="directory")
-    models = named_apart([open_pretrained(path, trust_code, step) for path in kept])
-    groups = group_runs(models, baseline)
-    from laboratory.evaluation.tasks.harness import load_tasks, require_harness
-    from laboratory.evaluation.tasks.report import TaskReport
-    from laboratory.evaluation.tasks.run import Settings, measure
-    from laboratory.evaluation.tasks.statistics import compare_tasks
-
     device = "cuda" if use_cuda() else "cpu"
+    from laboratory.evaluation.tasks.harness import (
+        Request,
+        evaluate_models,
+        load_manager,
+        require_harness,
+    )
+
     versions = require_harness(device)
-    measured = load_tasks(task_names, include_path, num_fewshot, limit)
-    settings = Settings(
+    manager = load_manager(task_names, include_path)
+    from laboratory.evaluation.tasks.report import tasks_document
+    from laboratory.finetuning.models import group_models, open_pretrained
+
+    models = named_apart([open_pretrained(path, trust_code, step) for path in kept])
+    groups = group_models(models, baseline)
+    request = Request(
+        names=task_names,
+        shots=num_fewshot,
+        limit=limit,
         batch_size=batch_size,
         device=device,
-        limit=limit,
-        harness=versions["lm-eval"],
         results=out / "results",
     )
-    scores = measure(models, measured, settings)
-    options = {
-        "--tasks": names,
-        "--baseline": baseline,
-        "--include-path": include_path,
-        "--num-fewshot": num_fewshot,
-        "--limit": limit,
-        "--step": step,
-        "--out": out,
-    }
-    report = TaskReport(
-        comparison=compare_tasks(groups, scores),
-        groups=groups,
-        measured=measured,
-        scores=scores,
-        limit=limit,
-        versions=versions,
-        command=_command(runs, options),
-    )
-    finish(report.document(), out, log_width=100)
+    scores, facts = evaluate_models(models, manager, request)
+    document = tasks_document(groups, scores, {"versions": versions, "tasks": facts}, limit)
+    finish(document, out, log_width=100)
 
 
 @evaluate.command()
@@ -234,12 +221,7 @@ def approximation(
 
 
 evaluate.command()(glue)
-
-
-def _command(runs: Sequence[Path], options: Mapping[str, object]) -> list[tuple[str, ...]]:
-    """Return the `evaluate tasks` command of a report, split where a line may break."""
-    command = [("python", "-m", "pretrain", "evaluate", "tasks"), *((str(run),) for run in runs)]
-    return command + [(key, str(value)) for key, value in options.items() if value is not None]
+evaluate.command()(reservoir)
 
 
 def _ascending(option: str, text: str) -> tuple[int, ...]:

@@ -1,13 +1,10 @@
-"""Fine-tuning of exported models with the Trainer of transformers, for `evaluate`.
+"""Fine-tuning of models by the Trainer of transformers: GLUE, and the reservoir test.
 
-verbs                `evaluate glue`
-report               report of fine-tuned models beside a baseline
-glue                 the fine-tunings, and the loop that keeps each result on disk
-training             the Trainer, early stopping, the best weights
-frozen_rows          Q and K that stay frozen, and the proof that they did
-models               models to fine-tune: their groups, loading with a new head
-encoding             texts to ids, examples set aside
-classification_data  GLUE's tasks, and examples of a task from files
-records              rows of JSONL and parquet files
-metrics              GLUE's metrics and their standard errors
+verbs       `evaluate glue`, `evaluate reservoir`
+report      report of fine-tunings beside a baseline
+experiment  arms and seeds; each result is kept on disk
+training    one fine-tuning: encoding, the Trainer, scores of the best epoch
+models      models to fine-tune or to evaluate: their groups, loading with a new head
+query_key   query and key projections by name: replaced, frozen, and the proof that they stayed so
+glue_data   GLUE's tasks, their splits by `datasets`, their metrics
 """

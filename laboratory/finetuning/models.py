@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from laboratory.finetuning.classification_data import Task
-from laboratory.finetuning.encoding import Ids
-from laboratory.finetuning.frozen_rows import Rows
+from laboratory.finetuning.glue_data import HUB_NAME, Task
+from laboratory.finetuning.query_key import Rows
 from laboratory.study.seeds import Groups, group_by_settings, method_of, refuse_twice
 from pretrain.errors import UserError
 from pretrain.export.models import (
@@ -28,9 +26,6 @@ from pretrain.export.models import (
 )
 from pretrain.export.run_exports import exported
 from pretrain.runs.facts import read_facts
-
-HEAD = "score"
-"""The new head's weight, in all classes of exports."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +90,10 @@ class Pretrained:
 
 
 def open_pretrained(path: Path, trust_code: bool, step: int | None = None) -> Pretrained:
-    """Open the export of a run's checkpoint, made if need be, or the directory of an export.
+    """Open the export of a run's checkpoint, made if need be, or a model of transformers.
 
     Args:
-        path: Directory of a run or an export.
+        path: Directory of a run or of a model, or a model's name on the hub.
         trust_code: Run code that lies in an export.
         step: Step of the run's checkpoint; None: the newest one.
 
@@ -106,7 +101,7 @@ def open_pretrained(path: Path, trust_code: bool, step: int | None = None) -> Pr
         UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted.
         DataError: as `export_run`.
     """
-    directory = exported(path, step)
+    directory = _downloaded(path) if _is_hub_name(path) else exported(path, step)
     require_tokenizer(directory)
     trusted = trust_code or directory != path
     require_trust(directory, trusted)
@@ -124,6 +119,24 @@ def open_pretrained(path: Path, trust_code: bool, step: int | None = None) -> Pr
         trusted=trusted,
         name=name,
     )
+
+
+def _is_hub_name(path: Path) -> bool:
+    return not path.exists() and HUB_NAME.fullmatch(str(path)) is not None
+
+
+def _downloaded(path: Path) -> Path:
+    """Download a model of the hub, without code and pickled weights."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        kinds = ["*.json", "*.txt", "*.model", "*.safetensors"]
+        return Path(snapshot_download(str(path), allow_patterns=kinds))
+    except Exception as error:  # of the network, the hub and the disk
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise UserError(
+            f"{path} is not a directory, and the hub does not give it: {reason}"
+        ) from error
 
 
 def _facts(path: Path) -> Mapping[str, Any]:
@@ -152,22 +165,19 @@ def group_models(models: Sequence[Pretrained], baseline: str | None = None) -> G
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Tokenizer of an export.
+    """Tokenizer of a model.
 
     Attributes:
         program: Tokenizer of transformers.
-        start: Id of a document's end, after which every text of the training began; batches are
-            padded with the same id, for no text has it.
-        longest: Positions that the model was trained with.
+        decoder: Whether the model reads from left to right: its tokenizer marks no class token.
+        start: Id that stands before every text of a decoder, and that its batches are padded with.
+        longest: Tokens of a text at most.
     """
 
     program: Any
+    decoder: bool
     start: int
     longest: int
-
-    def ids(self, texts: list[str]) -> list[Ids]:
-        ids: list[Ids] = self.program(texts, add_special_tokens=False)["input_ids"] if texts else []
-        return ids
 
 
 def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
@@ -182,40 +192,41 @@ def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
         config = AutoConfig.from_pretrained(
             str(directory), trust_remote_code=trusted, local_files_only=True
         )
-    start = program.bos_token_id if program.bos_token_id is not None else program.eos_token_id
-    if start is None:
-        raise UserError(
-            f"{directory}: the tokenizer has neither bos_token nor eos_token; name one of them"
-        )
     if len(program) > config.vocab_size:
         raise UserError(
             f"{directory}: the tokenizer has {len(program)} tokens, the model "
             f"{config.vocab_size}: these two do not belong together"
         )
+    longest = min(program.model_max_length, config.max_position_embeddings)
+    if program.cls_token_id is not None:
+        return Tokenizer(program, False, program.cls_token_id, longest)
+    start = program.bos_token_id if program.bos_token_id is not None else program.eos_token_id
+    if start is None:
+        raise UserError(
+            f"{directory}: the tokenizer has neither bos_token nor eos_token; name one of them"
+        )
     # On the right, so that positions count from the first token of every text.
     program.pad_token_id, program.padding_side = start, "right"
-    return Tokenizer(program, int(start), int(config.max_position_embeddings))
+    return Tokenizer(program, True, int(start), longest)
 
 
-def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Module:
+def load_classifier(pretrained: Pretrained, task: Task, tokenizer: Tokenizer) -> Any:
     """Load the model with a new head, drawn from torch's generator, in float32.
-
-    Args:
-        task: Task that the head is for.
-        pad_id: Id of the padding.
 
     Raises:
         UserError: transformers cannot load it, or has no classifier of that kind.
     """
-    facts = {
-        "num_labels": task.outputs,
+    facts: dict[str, Any] = {
+        "num_labels": task.labels or 1,
         "problem_type": "single_label_classification" if task.labels else "regression",
-        "pad_token_id": pad_id,
-        "use_cache": False,
+        "pad_token_id": tokenizer.program.pad_token_id,
     }
-    if list(pretrained.directory.glob("*.py")):
-        return _prepared(_classifier_around(load_language_model(pretrained), facts))
+    if tokenizer.decoder:
+        facts["use_cache"] = False
     directory = pretrained.directory
+    if list(directory.glob("*.py")):
+        body = read_language_model(directory, pretrained.trusted, torch.float32)
+        return _classifier_around(body, facts)
     with loading(directory):
         loaded: Any = AutoModelForSequenceClassification.from_pretrained(
             str(directory),
@@ -226,18 +237,17 @@ def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Modul
             **facts,
         )
     model, info = loaded
-    missing = [name for name in info["missing_keys"] if not name.startswith(HEAD)]
-    refuse_missing(directory, missing)
-    return _prepared(model)
-
-
-def load_language_model(pretrained: Pretrained) -> Any:
-    """Load the model as it was trained, in float32.
-
-    Raises:
-        UserError: transformers cannot load it, or a weight is missing.
-    """
-    return _prepared(read_language_model(pretrained.directory, pretrained.trusted, torch.float32))
+    body_prefix = f"{model.base_model_prefix}."
+    # A pooler is part of the head: models of language have none.
+    refuse_missing(
+        directory,
+        [
+            key
+            for key in info["missing_keys"]
+            if key.startswith(body_prefix) and "pooler" not in key
+        ],
+    )
+    return model
 
 
 def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
@@ -252,19 +262,3 @@ def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
     body.config.use_cache = False
     setattr(classifier, classifier.base_model_prefix, body)
     return classifier
-
-
-def _prepared(model: Any) -> Any:
-    """Let the embedding of the padding id train, and freeze the marks of normed heads.
-
-    The padding id also begins every text, and is not attended to where it pads. An export's own
-    code marks a head that has a norm by a number among its weights, which transformers makes
-    trainable on loading.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            module.padding_idx = None
-    for name, weight in model.named_parameters():
-        if name.endswith(("_norm.normed", ".norm.normed")):
-            weight.requires_grad_(False)
-    return model

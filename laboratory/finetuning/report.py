@@ -1,46 +1,22 @@
-"""Report of fine-tuned models beside a baseline.
+"""Report of fine-tunings beside a baseline, in points: 100 is the best, and files keep parts of 1.
 
-Scores are shown in points, 100 the best, and kept as parts of 1. A pair is two pretrainings of the
-same seed, each the mean over its fine-tunings, where two seeds or more were pretrained of both;
-else two fine-tunings of the same seed.
+A pair is two pretrainings of the same seed, each the mean over its fine-tunings, where two seeds or
+more were pretrained of both; else two fine-tunings of the same seed.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
-from matplotlib.figure import Figure
-
-from laboratory.reporting.plots import group_style, label, legend_below, new_figure
 from laboratory.study.gaps import FEWEST_SEEDS, POINTS, PairedGap, adjust, gap_content, paired_gap
 from laboratory.study.report import Report, Verdict, seeds_text, text_table
 from laboratory.study.seeds import by_group
-from laboratory.study.tables import (
-    EFFECT,
-    GAP,
-    INTERVAL,
-    T_HOLM,
-    T_P,
-    WILCOXON_HOLM,
-    GapRow,
-    gap_table,
-)
+from laboratory.study.tables import EFFECT, GAP, INTERVAL, T_HOLM, T_P, GapRow, gap_table
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import number
-
-_GAP_COLUMNS = (
-    GAP,
-    INTERVAL,
-    EFFECT,
-    replace(T_P, title="p (t)"),
-    replace(T_HOLM, title="p (t, Holm)"),
-    replace(WILCOXON_HOLM, title="p (Wilcoxon, Holm)"),
-)
 
 
 @dataclass(frozen=True)
@@ -49,14 +25,14 @@ class Trial:
 
     Attributes:
         task: Name of the task.
-        group: Group of the model.
+        group: Name of the variant or arm.
         model: Name of the model.
         pretraining_seed: None where it is not known.
         seed: Seed of the fine-tuning.
-        score: 1 is the best.
-        metrics: Metrics that the score is made of, or whose first it is.
-        standard_error: Standard error of the score over the choice of items.
+        metrics: {metric: value}, 1 the best; `score` is GLUE's.
         items: Number of items.
+        best_epoch: Epoch of the weights that were scored.
+        frozen_share: Frozen parameters over all.
     """
 
     task: str
@@ -64,99 +40,104 @@ class Trial:
     model: str
     pretraining_seed: int | None
     seed: int
-    score: float
     metrics: Mapping[str, float]
-    standard_error: float
     items: int
+    best_epoch: int
+    frozen_share: float
 
-    MEASURED: ClassVar[tuple[str, ...]] = ("score", "metrics", "standard_error", "items")
+    MEASURED: ClassVar[tuple[str, ...]] = ("metrics", "items", "best_epoch", "frozen_share")
     """Attributes that are the result of the fine-tuning."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of a group with another on one task.
+    """Gap of a group to the baseline on one task by one metric.
 
     Attributes:
-        task: Name of the task.
-        group: Name of the group.
-        control: The other group, which is the baseline.
         pair: Kind of pairs that the gap is over.
         gap: None without a seed in common.
-        held: Number of pairs in which the criterion held; None if a score of the control is not
+        held: Number of pairs in which the criterion held; None if a value of the baseline is not
             above 0.
     """
 
     task: str
+    metric: str
     group: str
-    control: str
+    baseline: str
     pair: Literal["pretraining", "fine-tuning"]
     gap: PairedGap | None
     held: int | None
 
 
-def compare_trials(trials: Sequence[Trial], baseline: str, tolerance: float) -> list[Comparison]:
+def compare_trials(
+    trials: Sequence[Trial], baseline: str, metrics: Sequence[str], tolerance: float
+) -> list[Comparison]:
     """Compare every group with the baseline on every task, corrected over all comparisons.
 
     Args:
-        trials: All fine-tunings.
         baseline: Name of a group.
-        tolerance: The part of the baseline's score that a pair may lose.
+        metrics: Metrics that are compared.
+        tolerance: The part of the baseline's value that a pair may lose.
     """
     comparisons = [
-        _compare(members, groups[baseline], tolerance)
-        for groups in _by_task(trials).values()
+        _compare(metric, members, groups[baseline], tolerance)
+        for _, groups in _by_task(trials)
+        for metric in metrics
         for group, members in groups.items()
-        if group != baseline and baseline in groups
+        if group != baseline
     ]
     gaps = adjust([comparison.gap for comparison in comparisons])
     return [replace(comparison, gap=gap) for comparison, gap in zip(comparisons, gaps, strict=True)]
 
 
-def _by_task(trials: Sequence[Trial]) -> dict[str, dict[str, list[Trial]]]:
-    """Return {task: {group: its trials}}, all in the order of the trials."""
-    tasks = dict.fromkeys(trial.task for trial in trials)
-    return {task: by_group(trial for trial in trials if trial.task == task) for task in tasks}
+def _by_task(trials: Sequence[Trial]) -> Iterator[tuple[str, dict[str, list[Trial]]]]:
+    """Yield each task with {group: its trials}, all in the order of the trials."""
+    for task in dict.fromkeys(trial.task for trial in trials):
+        yield task, by_group(trial for trial in trials if trial.task == task)
 
 
-def _compare(group_trials: Sequence[Trial], base: Sequence[Trial], tolerance: float) -> Comparison:
-    common = {t.pretraining_seed for t in group_trials} & {t.pretraining_seed for t in base} - {
-        None
-    }
+def _compare(
+    metric: str, members: Sequence[Trial], base: Sequence[Trial], tolerance: float
+) -> Comparison:
+    common = {t.pretraining_seed for t in members} & {t.pretraining_seed for t in base} - {None}
     if common:  # only these are of the same samples in the same order
-        group_trials, base = (
-            [t for t in trials if t.pretraining_seed in common] for trials in (group_trials, base)
+        members, base = (
+            [trial for trial in trials if trial.pretraining_seed in common]
+            for trials in (members, base)
         )
-    # With one pretraining seed the spread can only be over fine-tunings.
-    several = len(common) >= 2
-    scores, base_scores = (
-        _means(trials, "pretraining_seed" if several else "seed") for trials in (group_trials, base)
+    pair: Literal["pretraining", "fine-tuning"] = (
+        "pretraining" if len(common) >= 2 else "fine-tuning"
     )
-    gap = paired_gap(base[0].group, scores, base_scores, POINTS)
+    values, base_values = (_means(trials, pair, metric) for trials in (members, base))
+    gap = paired_gap(base[0].group, values, base_values, POINTS)
     seeds = gap.seeds if gap else ()
-    testable = all(base_scores[seed] > 0 for seed in seeds)
-    held = sum(scores[seed] >= (1 - tolerance) * base_scores[seed] for seed in seeds)
-    pair: Literal["pretraining", "fine-tuning"] = "pretraining" if several else "fine-tuning"
+    testable = all(base_values[seed] > 0 for seed in seeds)
+    held = sum(values[seed] >= (1 - tolerance) * base_values[seed] for seed in seeds)
     return Comparison(
-        task=group_trials[0].task,
-        group=group_trials[0].group,
-        control=base[0].group,
+        task=members[0].task,
+        metric=metric,
+        group=members[0].group,
+        baseline=base[0].group,
         pair=pair,
         gap=gap,
         held=held if testable else None,
     )
 
 
-def _means(trials: Sequence[Trial], which: str) -> dict[int, float]:
-    """Return {seed: mean of its scores}; `which` names the attribute with the seed."""
-    seed_of = attrgetter(which)
-    seeds = dict.fromkeys(map(seed_of, trials))
-    return {seed: statistics.fmean(t.score for t in trials if seed_of(t) == seed) for seed in seeds}
+def _means(trials: Sequence[Trial], pair: str, metric: str) -> dict[int, float]:
+    """Return {seed of the pretraining or fine-tuning: mean of its values}."""
+    values: dict[int, list[float]] = {}
+    for trial in trials:
+        seed = trial.pretraining_seed if pair == "pretraining" else trial.seed
+        assert seed is not None
+        values.setdefault(seed, []).append(trial.metrics[metric])
+    return {seed: statistics.fmean(members) for seed, members in values.items()}
 
 
 def fine_tuned_report(
     trials: Sequence[Trial],
     baseline: str,
+    metrics: Sequence[str],
     tolerance: float,
     notes: Sequence[str],
     content: Mapping[str, Any],
@@ -164,42 +145,34 @@ def fine_tuned_report(
     """Return the report of all trials.
 
     Args:
-        trials: All fine-tunings.
         baseline: Name of a group.
-        tolerance: The part of the baseline's score that a pair may lose.
+        metrics: Metrics that are compared; the first one decides whether the criterion held.
+        tolerance: The part of the baseline's value that a pair may lose.
         notes: Further notes of the report.
-        content: Further content of report.json.
+        content: Further content of report.json; `experiment` and `title` name the report.
     """
-    comparisons = compare_trials(trials, baseline, tolerance)
+    comparisons = compare_trials(trials, baseline, metrics, tolerance)
     return Report(
-        experiment="E3",
-        title="Fine-tuning on GLUE",
-        criterion=f"score ≥ {100 * (1 - tolerance):g} % of {baseline}'s, pair by pair",
-        verdicts=_verdicts(trials, comparisons, baseline),
+        experiment=content["experiment"],
+        title=content["title"],
+        criterion=f"{metrics[0]} ≥ {100 * (1 - tolerance):g} % of {baseline}'s, pair by pair",
+        verdicts=_verdicts(trials, [one for one in comparisons if one.metric == metrics[0]]),
         tables=[_scores(trials), *([_gaps(comparisons)] if comparisons else [])],
         notes=[*_notes(trials, comparisons), *notes],
         content={
             "baseline": baseline,
             "tolerance": tolerance,
             "comparisons": [
-                asdict(comparison)
-                | {
-                    "gap": comparison.gap
-                    and gap_content(comparison.gap)
-                    | {"significance_claimed": comparison.gap.significance_claimed}
-                }
+                asdict(comparison) | {"gap": comparison.gap and gap_content(comparison.gap)}
                 for comparison in comparisons
             ],
             "trials": [asdict(trial) for trial in trials],
             **content,
         },
-        figures={"scores": partial(_figure, trials)},
     )
 
 
-def _verdicts(
-    trials: Sequence[Trial], comparisons: Sequence[Comparison], baseline: str
-) -> list[Verdict]:
+def _verdicts(trials: Sequence[Trial], comparisons: Sequence[Comparison]) -> list[Verdict]:
     if not comparisons:
         return [
             Verdict(group, len(members), None, "nothing to compare with")
@@ -207,49 +180,32 @@ def _verdicts(
         ]
     verdicts = []
     for comparison in comparisons:
-        name = f"{comparison.group}, {comparison.task}"
-        if comparison.gap is None:
-            verdicts.append(Verdict(name, 0, None, f"no seed in common with {baseline}"))
+        name, gap = f"{comparison.group}, {comparison.task}", comparison.gap
+        if gap is None:
+            none_common = f"no seed in common with {comparison.baseline}"
+            verdicts.append(Verdict(name, 0, None, none_common))
         else:
-            numbers = (
-                f"{POINTS.signed(comparison.gap.mean)} points {POINTS.interval(comparison.gap)}"
-            )
-            verdicts.append(Verdict(name, comparison.gap.n, comparison.held, numbers))
+            numbers = f"{POINTS.signed(gap.mean)} points {POINTS.interval(gap)}"
+            verdicts.append(Verdict(name, gap.n, comparison.held, numbers))
     return verdicts
 
 
 def _scores(trials: Sequence[Trial]) -> Table:
     rows = []
-    for task, groups in _by_task(trials).items():
+    for task, groups in _by_task(trials):
         for group, members in groups.items():
-            metrics = ", ".join(
-                f"{name} {_points([trial.metrics[name] for trial in members])}"
+            values = [
+                f"{name} {seeds_text([100 * trial.metrics[name] for trial in members], 2)}"
                 for name in members[0].metrics
-            )
-            error = statistics.fmean(trial.standard_error for trial in members)
+            ]
             models = len({trial.model for trial in members})
+            epochs = seeds_text([float(trial.best_epoch) for trial in members], 1)
+            frozen = f"{100 * members[0].frozen_share:.1f} %"
             counts = f"{models} × {len(members) // models}"
-            score = _points([trial.score for trial in members])
             rows.append(
-                (
-                    task,
-                    group,
-                    counts,
-                    score,
-                    metrics,
-                    number(100 * error, 2),
-                    f"{members[0].items:,}",
-                )
+                (task, group, counts, ", ".join(values), epochs, frozen, str(members[0].items))
             )
-    header = (
-        "task",
-        "variant",
-        "models × seeds",
-        "score",
-        "metrics",
-        "standard error of the task",
-        "items",
-    )
+    header = ("task", "variant", "models × seeds", "points", "best epoch", "frozen", "items")
     return text_table("Scores, in points", header, rows)
 
 
@@ -258,57 +214,43 @@ def _gaps(comparisons: Sequence[Comparison]) -> Table:
         GapRow(
             (
                 comparison.task,
+                comparison.metric,
                 comparison.group,
-                comparison.control,
                 f"{comparison.gap.n if comparison.gap else 0} of {comparison.pair}",
             ),
             comparison.gap,
-            "score",
+            comparison.metric,
         )
         for comparison in comparisons
     ]
-    names, title = ("task", "variant", "beside", "pairs"), "Gaps, in points; below 0 is worse"
-    return gap_table(names, rows, _GAP_COLUMNS, claims=True, title=title, flush_left=True)
-
-
-def _points(values: Sequence[float]) -> str:
-    return seeds_text([100 * value for value in values], 2)
+    return gap_table(
+        ("task", "metric", "variant", "pairs"),
+        rows,
+        (GAP, INTERVAL, EFFECT, T_P, T_HOLM),
+        claims=True,
+        title=f"Gaps to {comparisons[0].baseline}, in points; below 0 is worse",
+        flush_left=True,
+    )
 
 
 def _notes(trials: Sequence[Trial], comparisons: Sequence[Comparison]) -> list[str]:
-    notes = [
-        "± is the standard deviation over fine-tunings; the standard error of the task is of one "
-        "model over the choice of its items: a gap below about twice that says little about other "
-        "items"
-    ]
-    several = len({trial.model for trial in trials}) > 1
-    if several and any(comparison.pair == "fine-tuning" for comparison in comparisons):
+    accuracies = [trial.metrics["accuracy"] for trial in trials if "accuracy" in trial.metrics]
+    notes = ["± is the standard deviation over fine-tunings"]
+    if accuracies:
+        p = statistics.fmean(accuracies)
+        error = 100 * (p * (1 - p) / trials[0].items) ** 0.5
         notes.append(
-            "pairs of fine-tuning seeds of one pretrained model each: the interval is of these "
-            "two models, not of their methods; for that, pretrain several seeds of both and give "
-            "all of them"
+            "over the choice of items the standard error of one model's accuracy, √(p (1 − p) / n),"
+            f" is {number(error, 2)} points: a smaller gap says little about other items"
         )
-    if any(
-        comparison.gap is not None and comparison.gap.n < FEWEST_SEEDS for comparison in comparisons
-    ):
+    pairs = {comparison.pair for comparison in comparisons}
+    if "fine-tuning" in pairs:
+        notes.append(
+            "pairs of fine-tuning seeds of one pretrained model: the interval is of this "
+            "pretraining, not of the method; for that, pretrain several seeds of both variants"
+        )
+    if any(comparison.gap and comparison.gap.n < FEWEST_SEEDS for comparison in comparisons):
         notes.append(f"below {FEWEST_SEEDS} pairs no significance is claimed, whatever p is")
     if len(comparisons) > 1:
-        notes.append(f"p (Holm) is adjusted over all {len(comparisons)} comparisons")
+        notes.append(f"Holm's correction is over all {len(comparisons)} comparisons")
     return notes
-
-
-def _figure(trials: Sequence[Trial]) -> Figure:
-    """Draw every trial as a point, by task and group."""
-    tasks = list(_by_task(trials))
-    groups = by_group(trials)
-    figure, (plot,) = new_figure(1, 1, height=3.6)
-    for number_of_group, (group, members) in enumerate(groups.items()):
-        colour, marker = group_style(list(groups), group)
-        shift = 0.6 * ((number_of_group + 0.5) / len(groups) - 0.5)
-        places = [tasks.index(trial.task) + shift for trial in members]
-        scores = [100 * trial.score for trial in members]
-        plot.plot(places, scores, marker, color=colour, markersize=5, fillstyle="none", label=group)
-    plot.set_xticks(range(len(tasks)), tasks)
-    label(plot, "Every fine-tuning", "", "score, points")
-    legend_below(figure, plot)
-    return figure

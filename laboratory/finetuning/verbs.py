@@ -1,12 +1,13 @@
-"""Verb `evaluate glue`."""
+"""Verbs `evaluate glue` and `evaluate reservoir`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,105 +16,233 @@ from data_pipeline.io.files import refuse_unwritable
 from pretrain.errors import UserError
 
 if TYPE_CHECKING:
-    from laboratory.finetuning.classification_data import TaskData
-    from laboratory.finetuning.glue import Plan
+    from laboratory.finetuning.experiment import Arm
+    from laboratory.finetuning.glue_data import Task
     from laboratory.finetuning.models import Pretrained
+    from laboratory.finetuning.training import Settings
+
+PACKAGES = ("datasets", "accelerate", "sklearn", "scipy")
+"""Packages of both verbs beside transformers, by the names they are imported by."""
+
+Data = Annotated[
+    str,
+    typer.Option(help="Directory of GLUE with a folder for each task, or its name on the hub."),
+]
+Seeds = Annotated[int, typer.Option(min=1, help="Fine-tunings of each: seeds 1 … this.")]
+LearningRate = Annotated[float, typer.Option(min=1e-12, help="Peak learning rate of AdamW.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Passes over the training examples, at most.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Examples of a step.")]
+Patience = Annotated[
+    int, typer.Option(min=0, help="Epochs without a better one that end a training; 0: none do.")
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(min=8, help="Tokens of an example at most; default: the model's own."),
+]
+Tolerance = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Criterion: largest relative loss to the baseline's score."),
+]
+TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run code that lies in a DIR.")]
 
 
 def glue(
     models: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN|DIR...", help="Run directories or exports, seeds of one variant."
-        ),
+        typer.Argument(metavar="RUN|DIR...", help="Run directories, or models of transformers."),
     ],
-    data: Annotated[Path, typer.Option(help="Directory of GLUE, with a folder for each task.")],
+    data: Data = "nyu-mll/glue",
     tasks: Annotated[
         str, typer.Option(help="Of cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli.")
     ] = "sst2",
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Fine-tunings of each model: seeds 1 … this.")
-    ] = 3,
+    seeds: Seeds = 3,
     baseline: Annotated[
         str | None,
         typer.Option(help="Variant or run the others are compared with; default: the first's."),
     ] = None,
     out: Annotated[
-        Path,
-        typer.Option(help="Directory for report.md, report.json, a plot and finished trainings."),
+        Path, typer.Option(help="Directory for the report and for finished trainings.")
     ] = Path("evaluation/glue"),
     train_query_key: Annotated[
         bool,
         typer.Option("--train-query-key", help="Let Q and K train too, where they were frozen."),
     ] = False,
-    learning_rate: Annotated[
-        float, typer.Option(min=1e-12, help="Peak learning rate of AdamW.")
-    ] = 5e-5,
-    epochs: Annotated[
-        int, typer.Option(min=1, help="Passes over the training examples, at most.")
-    ] = 5,
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples of a step.")] = 32,
-    patience: Annotated[
-        int, typer.Option(min=0, help="Looks without a better one that end a training; 0: none do.")
-    ] = 3,
-    max_length: Annotated[
-        int | None,
-        typer.Option(min=8, help="Tokens of an example at most; default: the model's own."),
-    ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Criterion: largest relative loss to the baseline's score."
-        ),
-    ] = 0.05,
-    trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Run code that lies in a DIR.")
-    ] = False,
+    learning_rate: LearningRate = 5e-5,
+    epochs: Epochs = 5,
+    batch_size: BatchSize = 32,
+    patience: Patience = 3,
+    max_length: MaxLength = None,
+    tolerance: Tolerance = 0.05,
+    trust_code: TrustCode = False,
 ) -> None:
     """E3: fine-tuning on GLUE's tasks with Q and K frozen again, several seeds, beside a baseline.
 
     Example: python -m pretrain evaluate glue runs/vanilla runs/orthogonal --data glue --tasks rte
     """
-    from laboratory.finetuning.classification_data import find_tasks, read_task
+    from laboratory.finetuning.glue_data import find_tasks
 
+    found = find_tasks(tasks)
     refuse_unwritable(out)
-    data_of_tasks = [read_task(task, data) for task in find_tasks(tasks)]
-    typer.echo("importing transformers, which takes a while")
-    require_packages("evaluate glue", "accelerate")
-    from laboratory.finetuning.glue import Plan, run_glue
+    require_packages("evaluate glue", *PACKAGES)
+    rows = _read(found, data)
+    from laboratory.finetuning.experiment import exported_arm
     from laboratory.finetuning.models import group_models, open_pretrained
-    from laboratory.finetuning.report import fine_tuned_report
     from laboratory.finetuning.training import Settings
+
+    settings = Settings(
+        learning_rate=learning_rate,
+        epochs=epochs,
+        batch_size=batch_size,
+        patience=patience,
+        max_length=max_length,
+    )
+    opened = [open_pretrained(path, trust_code) for path in models]
+    groups = group_models(opened, baseline)
+    notes = _query_key_notes(opened, train_query_key)
+    _run(
+        [exported_arm(groups.name_of(model), model, train_query_key) for model in opened],
+        rows,
+        settings,
+        seeds,
+        out,
+        {
+            "experiment": "E3",
+            "title": "Fine-tuning on GLUE",
+            "baseline": groups.baseline,
+            "metrics": ("score",),
+            "tolerance": tolerance,
+            "notes": notes,
+        },
+    )
+
+
+def reservoir(
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|DIR", help="A model of transformers, or its name on the hub."),
+    ],
+    task: Annotated[str, typer.Option(help="A task of GLUE.")] = "sst2",
+    data: Data = "nyu-mll/glue",
+    seeds: Seeds = 5,
+    out: Annotated[
+        Path, typer.Option(help="Directory for the report and for finished trainings.")
+    ] = Path("evaluation/reservoir"),
+    learning_rate: LearningRate = 2e-5,
+    epochs: Epochs = 3,
+    batch_size: BatchSize = 32,
+    patience: Patience = 0,
+    max_length: MaxLength = 128,
+    tolerance: Tolerance = 0.05,
+    trust_code: TrustCode = False,
+) -> None:
+    """Q and K of a pretrained model trained, frozen, or replaced by orthonormal rows and frozen.
+
+    Example: python -m pretrain evaluate reservoir google-bert/bert-base-uncased --task sst2
+    """
+    from laboratory.finetuning.glue_data import find_tasks
+
+    found = find_tasks(task, "--task")
+    refuse_unwritable(out)
+    require_packages("evaluate reservoir", *PACKAGES)
+    rows = _read(found, data)
+    from laboratory.finetuning.experiment import TRAINED, reservoir_arms
+    from laboratory.finetuning.models import load_classifier, load_tokenizer, open_pretrained
+    from laboratory.finetuning.query_key import query_key
+    from laboratory.finetuning.training import Settings
+
+    settings = Settings(
+        learning_rate=learning_rate,
+        epochs=epochs,
+        batch_size=batch_size,
+        patience=patience,
+        max_length=max_length,
+    )
+    opened = open_pretrained(model, trust_code)
+    # Refused before the first training, which would take long.
+    query_key(load_classifier(opened, found[0], load_tokenizer(opened)))
+    two_labels = all(each.labels == 2 for each in found)
+    _run(
+        reservoir_arms(opened),
+        rows,
+        settings,
+        seeds,
+        out,
+        {
+            "experiment": "reservoir",
+            "title": "Reservoir test",
+            "baseline": TRAINED,
+            "metrics": ("accuracy", "f1") if two_labels else ("score",),
+            "tolerance": tolerance,
+            "notes": [
+                "per head, one matrix: rows of the frozen bank by the seed of the fine-tuning, "
+                "orthonormal within each head, and over all heads of a layer; their biases are 0"
+            ],
+        },
+    )
+
+
+def _read(tasks: Sequence[Task], data: str) -> dict[Task, dict[str, Any]]:
+    from laboratory.finetuning.glue_data import read_task
+
+    return {task: read_task(task, data) for task in tasks}
+
+
+def _run(
+    arms: Sequence[Arm],
+    rows: Mapping[Task, Mapping[str, Any]],
+    settings: Settings,
+    seeds: int,
+    out: Path,
+    report: Mapping[str, Any],
+) -> None:
+    """Fine-tune all arms, and write the report."""
+    from laboratory.finetuning.experiment import run_trials
+    from laboratory.finetuning.report import fine_tuned_report
     from laboratory.reporting.progress import WorkDisplay
     from laboratory.study.report import finish
 
-    settings = Settings(learning_rate, epochs, batch_size, patience=patience)
-    opened = [open_pretrained(path, trust_code) for path in models]
-    groups = group_models(opened, baseline)
-    plan = Plan(
-        models=opened,
-        groups=groups,
-        settings=settings,
-        seeds=seeds,
-        max_length=max_length,
-        train_query_key=train_query_key,
-    )
-    with WorkDisplay(len(models) * len(data_of_tasks) * seeds) as work:
-        trials, details = run_glue(plan, data_of_tasks, out, work.begin)
-    notes = [*map(_constant_score, data_of_tasks), *_notes(plan)]
+    with WorkDisplay(len(arms) * len(rows) * seeds) as work:
+        metrics = tuple(name for name in report["metrics"] if name != "score")
+        trials, details = run_trials(
+            arms,
+            rows,
+            settings=settings,
+            seeds=seeds,
+            metrics=metrics,
+            out=out,
+            begin=work.begin,
+        )
+    models = {arm.model.name: (arm.group, arm.model) for arm in arms}
     content = {
+        "experiment": report["experiment"],
+        "title": report["title"],
         "settings": asdict(settings),
-        "models": [_model_facts(model, groups.name_of(model)) for model in opened],
-        # The predictions themselves are in OUT/trials.
-        "trainings": [
-            {key: trial_details[key] for key in trial_details if key != "predictions"}
-            for trial_details in details
+        "models": [
+            {
+                "name": name,
+                "group": group,
+                "seed": model.seed,
+                "sha256": model.digest,
+                "frozen_rows": model.frozen_rows,
+                "folded": model.facts.get("folded", []),
+            }
+            for name, (group, model) in models.items()
         ],
+        "trainings": details,
     }
-    kept = sum(bool(trial_details["kept"]) for trial_details in details)
-    remark = f" ({kept} of {len(details)} trainings were there)" if kept else ""
-    report = fine_tuned_report(trials, groups.baseline, tolerance, notes=notes, content=content)
-    finish(report, out, remark=remark)
+    kept = sum(bool(detail["kept"]) for detail in details)
+    finish(
+        fine_tuned_report(
+            trials,
+            report["baseline"],
+            report["metrics"],
+            report["tolerance"],
+            notes=report["notes"],
+            content=content,
+        ),
+        out,
+        remark=f" ({kept} of {len(details)} trainings were there)" if kept else "",
+    )
 
 
 def require_packages(verb: str, *names: str) -> None:
@@ -130,6 +259,7 @@ def require_packages(verb: str, *names: str) -> None:
     from pretrain.export.models import require_transformers
     from pretrain.ranks.devices import use_cuda
 
+    typer.echo(f"{verb}: importing transformers, which takes a while")
     prepare_imports()
     # Transformers imports DeepSpeed where it is installed, which would print the accelerator it
     # detects.
@@ -144,37 +274,18 @@ def require_packages(verb: str, *names: str) -> None:
             ) from error
 
 
-def _model_facts(model: Pretrained, group: str) -> dict[str, object]:
-    return {
-        "name": model.name,
-        "group": group,
-        "seed": model.seed,
-        "sha256": model.digest,
-        "frozen_rows": model.frozen_rows,
-        "folded": model.facts.get("folded", []),
-    }
-
-
-def _constant_score(data: TaskData) -> str:
-    from laboratory.finetuning.metrics import constant_score
-
-    value = 100 * constant_score(data.task, [example.label for example in data.validation])
-    return f"{data.task.name}: the most frequent label, given always, scores {value:.2f}"
-
-
-def _notes(plan: Plan) -> list[str]:
-    """Return notes about Q and K."""
-    if plan.train_query_key:
+def _query_key_notes(models: Sequence[Pretrained], train_query_key: bool) -> list[str]:
+    if train_query_key:
         return ["--train-query-key: Q and K trained like everything else"]
     notes = [
         "Q and K rows that were frozen when the pretraining ended stayed so, with their biases: "
         "their bits were compared before and after every training"
     ]
-    if folded := sorted({model.name for model in plan.models if model.facts.get("folded")}):
+    if folded := sorted({model.name for model in models if model.facts.get("folded")}):
         notes.append(
             f"{', '.join(folded)}: adapters are folded into these rows, which are frozen as "
             "folded: the adapters do not train any more"
         )
-    if free := [model.name for model in plan.models if not model.frozen_rows]:
+    if free := [model.name for model in models if not model.frozen_rows]:
         notes.append(f"{', '.join(free)}: nothing was frozen, so everything trains")
     return notes

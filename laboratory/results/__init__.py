@@ -1,9 +1,10 @@
-"""Numbers and figures of docs/results again, from the tables beside them; texts of the studies.
+"""Numbers of docs/results again, from the tables beside them; texts of the studies.
 
-figures        figures and numbers of the pages again, from what is committed
+numbers        numbers of the reports again, from what is committed
+records        a small record of every run that a page counts; held against seals
+stated         numbers with intervals that pages state, again from the runs
 tables         the tables as they are committed
 equal_cost     the modern study where what is saved buys tokens
 scores         the modern study's ways to hold attention scores
-recorded       figures of `evaluate` again, from their JSON
-documentation  text of the study of frozen designs, from Debian packages by name
+documentation  texts of the studies, from Debian packages by version
 """

@@ -3,14 +3,16 @@
     python -m laboratory.results.documentation documentation/corpus
     python -m laboratory.results.documentation code/corpus code
 
-Downloads the packages with apt-get (Debian 12, no root needed), unpacks them with dpkg-deb, and
-writes the text files of each as PACKAGE.jsonl.zst, one document a file, every text once.
-corpus.json has the packages' versions and the digests. The licences are the packages' own: the text
-is made where it is used.
+Downloads the packages with apt-get (Debian 12, no root needed) in the versions of
+docs/results/texts, unpacks them with dpkg-deb, and writes the text files of each as
+PACKAGE.jsonl.zst, one document a file, every text once. A version that cannot be had, or a text
+with another digest, is an error and nothing is written. The licences are the packages' own: the
+text is made where it is used.
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import hashlib
 import json
@@ -18,12 +20,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import zstandard
 
-from data_pipeline.io.files import sha256_file, to_json, write_atomically
+from data_pipeline.io.files import to_json, write_atomically
+from laboratory.results.tables import RESULTS
+from pretrain.errors import UserError
 
 DOCUMENTATION = {
     "linux-doc-6.1": (
@@ -55,6 +60,8 @@ CODE = dict.fromkeys(
 )
 """The same of another kind of text."""
 TEXTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {"documentation": DOCUMENTATION, "code": CODE}
+TEXTS_OF_THE_STUDIES = RESULTS / "texts"
+"""Versions and digests of each text, and the fingerprint of the shards made of it."""
 SHORTEST = 200
 """Characters of the shortest document: less is an index or a redirection."""
 
@@ -76,49 +83,113 @@ def documents(unpacked: Path, patterns: tuple[str, ...]) -> list[str]:
     return list(texts)
 
 
-def make(directory: Path, kind: str = "documentation") -> None:
-    """Write the corpus into a new directory; exit with a message if a package is not available.
+def fetched(package: str, version: str | None, folder: Path) -> tuple[str, Path]:
+    """Download and unpack a package; return its version and the folder of its files.
+
+    Args:
+        package: Name of the package.
+        version: Version, or None for the newest one that apt knows.
+        folder: Empty folder.
+
+    Raises:
+        UserError: apt-get does not get it.
+    """
+    wanted = package if version is None else f"{package}={version}"
+    folder.mkdir()
+    command = ["apt-get", "download", "-q", wanted]
+    if subprocess.run(command, cwd=folder, capture_output=True).returncode:
+        listed = subprocess.run(["apt-cache", "madison", package], capture_output=True, text=True)
+        versions = [line.split("|")[1].strip() for line in listed.stdout.splitlines()]
+        raise UserError(
+            f"apt-get download {wanted} failed; apt knows {', '.join(versions) or 'no version'}: "
+            "run 'apt-get update' on Debian 12, or add its archive of that day from "
+            "snapshot.debian.org; --newest takes another version, which is another text"
+        )
+    (archive,) = folder.glob("*.deb")
+    unpacked = folder / "unpacked"
+    subprocess.run(["dpkg-deb", "-x", archive, unpacked], check=True)
+    return archive.stem.split("_")[1].replace("%3a", ":"), unpacked
+
+
+def make(directory: Path, kind: str = "documentation", newest: bool = False) -> None:
+    """Write the corpus into a new directory.
 
     Args:
         directory: Directory of the corpus.
         kind: Key of TEXTS.
+        newest: Take the newest version of each package and say where its text is another.
+
+    Raises:
+        UserError: The directory is there, or a package or its text is not what is recorded.
     """
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
-            sys.exit(f"error: {program} is not here: the recipe takes packages of Debian 12")
-    directory.mkdir(parents=True)
-    record = {}
-    with tempfile.TemporaryDirectory() as temporary:
+            raise UserError(f"{program} is not installed: the recipe takes packages of Debian 12")
+    if directory.exists():
+        raise UserError(f"{directory} is already there: give a new directory")
+    recorded = json.loads((TEXTS_OF_THE_STUDIES / f"{kind}.json").read_text())["packages"]
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
+        corpus = Path(temporary, "corpus")
+        corpus.mkdir()
+        record = {}
         for package, patterns in TEXTS[kind].items():
-            folder = Path(temporary, package)
-            folder.mkdir()
-            if subprocess.run(
-                ["apt-get", "download", "-q", package], cwd=folder, capture_output=True
-            ).returncode:
-                why = "run 'apt-get update' first, on Debian 12"
-                sys.exit(f"error: apt-get download {package} failed: {why}")
-            (archive,) = folder.glob("*.deb")
-            subprocess.run(["dpkg-deb", "-x", archive, folder / "unpacked"], check=True)
-            texts = documents(folder / "unpacked", patterns)
+            version = None if newest else recorded[package]["version"]
+            version, unpacked = fetched(package, version, Path(temporary, package))
+            texts = documents(unpacked, patterns)
+            digest = hashlib.sha256("".join(texts).encode()).hexdigest()
+            record[package] = {"version": version, "documents": len(texts), "text": digest}
             lines = [
                 json.dumps({"text": text, "meta": {"redpajama_set_name": package}})
                 for text in texts
             ]
-            out = directory / f"{package}.jsonl.zst"
-            out.write_bytes(zstandard.compress("".join(line + "\n" for line in lines).encode()))
-            megabytes = sum(len(text.encode()) for text in texts) / 1e6
-            record[archive.stem] = {
-                "documents": len(texts),
-                "text": hashlib.sha256("".join(texts).encode()).hexdigest(),
-            }
-            print(
-                f"{package}: {len(texts)} documents, {megabytes:.1f} MB, {sha256_file(out)[:12]}",
-                flush=True,
-            )
-    write_atomically(directory / "corpus.json", to_json(record))
+            content = "".join(line + "\n" for line in lines).encode()
+            (corpus / f"{package}.jsonl.zst").write_bytes(zstandard.compress(content))
+            print(f"{package} {version}: {len(texts)} documents, {digest[:12]}", flush=True)
+            if record[package] != recorded[package]:
+                require_newest(package, record[package], recorded[package], newest)
+        write_atomically(corpus / "corpus.json", to_json({"packages": record}))
+        corpus.rename(directory)
+
+
+def require_newest(
+    package: str, made: Mapping[str, Any], recorded: Mapping[str, Any], newest: bool
+) -> None:
+    """Say that a package's text is not the recorded one.
+
+    Args:
+        package: Name of the package.
+        made: Version, documents and digest of the text that was made.
+        recorded: The same of the studies.
+        newest: Whether another text was asked for.
+
+    Raises:
+        UserError: It was not.
+    """
+    here, there = (
+        f"{text['documents']:,} documents of {text['version']}, SHA-256 {text['text'][:12]}"
+        for text in (made, recorded)
+    )
+    difference = f"the text of {package} is {here}, in the studies {there}"
+    if not newest:
+        raise UserError(f"{difference}: nothing is written; --newest takes it")
+    print(f"note: {difference}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the corpus that the arguments name; 2 where it cannot be had."""
+    parser = argparse.ArgumentParser(prog="laboratory.results.documentation", description=__doc__)
+    parser.add_argument("directory", type=Path, help="a new directory")
+    parser.add_argument("kind", nargs="?", choices=TEXTS, default="documentation")
+    parser.add_argument("--newest", action="store_true", help="take the newest packages")
+    options = parser.parse_args(arguments)
+    try:
+        make(options.directory, options.kind, options.newest)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3) or not {*sys.argv[2:]} <= TEXTS.keys():
-        sys.exit(__doc__)
-    make(Path(sys.argv[1]), *sys.argv[2:])
+    sys.exit(main())

@@ -1,28 +1,21 @@
 """docs/results/modern at equal cost: what a variant saves buys tokens, at their price.
 
-    python -m laboratory.results.equal_cost [RUNS.CSV...]
-
-Without files, those of docs/results/modern. A doubling of the tokens is worth what it took off the
-loss of `vanilla_conv4` where the run ends: from the length before it to its own, at the shortest
-from its own to the next. Prints the gaps to each rival at every length.
+A doubling of the tokens is worth what it took off the loss of `vanilla_conv4` where the run ends:
+from the length before it to its own, at the shortest from its own to the next.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from laboratory.api import paired_gaps
 from laboratory.results.tables import RESULTS, table
 
 RUNS = RESULTS / "modern" / "runs.csv"
 DENSE, MULTI_QUERY = "vanilla_conv4", "multi_query_conv4"
-RIVALS = (DENSE, MULTI_QUERY, "grouped_query_conv4", "small_mlp_conv4", "three_layers_conv4")
-"""Variants that freeze nothing and have dense queries and keys."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +70,19 @@ def read_losses(files: Iterable[Path]) -> Losses:
     return losses
 
 
+def saved_share(variant: str, cost: str) -> float | None:
+    """Return the share of a cost that a variant saves; None where it is not known.
+
+    Args:
+        variant: Name of a variant.
+        cost: Key of COSTS.
+    """
+    if variant == DENSE or cost == "tokens":
+        return 0.0
+    share: float | None = getattr(SAVED[variant], COSTS[cost])
+    return share
+
+
 def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[int, float]:
     """Return {seed: loss} as if the variant had spent its saving on tokens.
 
@@ -89,12 +95,18 @@ def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[
     Returns:
         Empty where the saving is not known.
     """
+    return at_equal_share(losses, variant, tokens, saved_share(variant, cost))
+
+
+def at_equal_share(
+    losses: Losses, variant: str, tokens: int, share: float | None
+) -> dict[int, float]:
+    """Return {seed: loss} as if a saved share had been spent on tokens; empty for None."""
     variant_losses = dict(losses[variant][tokens])
-    if variant == DENSE or cost == "tokens":
-        return variant_losses
-    share = getattr(SAVED[variant], COSTS[cost])
     if share is None:
         return {}
+    if share == 0:
+        return variant_losses
     # A share s saved buys 1 / (1 - s) times the tokens.
     doublings = -math.log2(1 - share)
     lengths = sorted(losses[DENSE])
@@ -105,25 +117,3 @@ def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[
         seed: losses[DENSE][shorter][seed] - losses[DENSE][longer][seed] for seed in variant_losses
     }
     return {seed: loss - doublings * gain[seed] for seed, loss in variant_losses.items()}
-
-
-def main(files: list[Path]) -> None:
-    """Print every gap at every length and equal cost.
-
-    Args:
-        files: runs.csv of reports.
-    """
-    losses = read_losses(files)
-    for tokens in sorted(losses[DENSE]):
-        trained = [name for name in (DENSE, *SAVED) if tokens in losses[name]]
-        for cost in COSTS:
-            spent = {name: at_equal_cost(losses, name, tokens, cost) for name in trained}
-            comparable = {name: by_seed for name, by_seed in spent.items() if by_seed}
-            for baseline in (name for name in RIVALS if name in comparable):
-                for name, gap in paired_gaps(comparable, baseline).items():
-                    ends = f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
-                    print(f"{tokens:9,} equal {cost:21} {name:28} - {baseline:19} {ends}")
-
-
-if __name__ == "__main__":
-    main([Path(file) for file in sys.argv[1:]] or [RUNS])

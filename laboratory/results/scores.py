@@ -12,29 +12,15 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from statistics import fmean
-from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from laboratory.reporting.plots import group_style, label, legend_below, new_figure
 from laboratory.results.tables import RESULTS, table
 
 SCORES = RESULTS / "modern" / "scores" / "scores.csv"
 TOLERANCE = 0.01
 STEPS_OF_OCTAVE = 100
 """Points of an octave at which the interpolated loss is looked at."""
-HIGHEST_LOSS = 5.2
-"""Upper end of the figure's axis. Trained rows with neither reach 6.1 at the highest rate."""
-RATES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
-WAYS = {
-    "vanilla": "trained, QK-norm",
-    "vanilla_clip": "trained, QK-Clip",
-    "vanilla_free": "trained, neither",
-    "orthogonal": "frozen, QK-norm",
-    "orthogonal_bound": "frozen, score_bound",
-    "orthogonal_free": "frozen, neither",
-}
 
 ByRate = dict[str, dict[float, list[float]]]
 """{variant: {rate: a number of each seed}}"""
@@ -71,28 +57,6 @@ def read_scores() -> tuple[ByRate, ByRate]:
         losses[variant][rate].append(float(row["validation_loss"] or math.inf))
         scores[variant][rate].append(float(row["largest_score"]))
     return losses, scores
-
-
-def scores_figure() -> Figure:
-    """Return the figure of mean loss and largest score over the rate."""
-    losses, scores = read_scores()
-    figure, (loss_plot, score_plot) = new_figure(1, 2, 3.6)
-    for variant, by_rate in losses.items():
-        colour, marker = group_style(list(losses), variant)
-        rates = sorted(by_rate)
-        style: dict[str, Any] = {"color": colour, "marker": marker, "label": WAYS[variant]}
-        loss_plot.plot(rates, [fmean(by_rate[rate]) for rate in rates], **style)
-        score_plot.plot(rates, [max(scores[variant][rate]) for rate in rates], **style)
-    score_plot.set_yscale("log")
-    score_plot.yaxis.set_major_formatter("{x:,.0f}")
-    loss_plot.set_ylim(top=HIGHEST_LOSS)
-    for plot in (loss_plot, score_plot):
-        plot.set_xscale("log", base=2)
-        plot.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
-    label(loss_plot, "", "peak learning rate", "validation loss, nats per token")
-    label(score_plot, "", "peak learning rate", "largest attention score")
-    legend_below(figure, loss_plot)
-    return figure
 
 
 def main() -> None:

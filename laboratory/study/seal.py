@@ -1,41 +1,46 @@
 """Seals: what is to be shown, by which measure and runs, hashed before the first run.
 
-    DIRECTORY/seals/0123456789ab.json    {"sealed": {hypotheses, measure, seeds, settings, …},
-                                          "sha256": of the canonical JSON of "sealed"}
-
-`verdict` says what the runs beside a seal make of its hypotheses.
+The file, of `pretrain.runs.seals`, holds {hypotheses, measure, seeds, settings, …}. `verdict` says
+what the runs beside a seal make of its hypotheses.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from data_pipeline.io.files import read_regular
+from data_pipeline.io.files import hash_file
 from data_pipeline.io.forms import parse_json
 from laboratory.runs.finished import FinishedRun
 from laboratory.study.sealed import Sealed, Text, design_of, design_settings
 from pretrain.config.removed import LAST_WITH_THEM, present_key, removed_sentence
+from pretrain.config.resolved import FILE_FACTS
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 from pretrain.runs.directory import strict_json, write_json
 from pretrain.runs.environment import STARTED, git_commit
+from pretrain.runs.facts import read_facts
+from pretrain.runs.seals import (
+    SEALS,
+    content_digest,
+    intact_seals,
+    is_intact,
+    read_seal_file,
+    seal_files,
+)
 
-SEALS = "seals"
 _SHOWN_KEYS = 3
 """Changed settings of a run that are named."""
 _LONGEST = 80
 """Characters of a setting that are shown."""
-_LARGEST = 1 << 24
-"""Bytes of a seal file that are read."""
 
 
 class _SealFile(BaseModel):
@@ -53,6 +58,8 @@ class Seal:
         sealed: Sealed content.
         raw: The same as plain JSON, of which the hash is.
         intact: Whether the content still has the hash.
+        lost: SHA-256 of the seals that runs or seals of the directory name, and that are gone or
+            changed.
     """
 
     path: Path
@@ -60,6 +67,7 @@ class Seal:
     sealed: Sealed
     raw: Mapping[str, Any]
     intact: bool
+    lost: tuple[str, ...] = ()
 
     def beside(self, runs: Iterable[FinishedRun]) -> list[FinishedRun]:
         """Return those of the runs that lie beside the seal."""
@@ -111,6 +119,9 @@ class Seal:
             section, _, name = key.partition(".")
             was[key] = run.seed if value is None else value
             now[key] = run.config.get(section, {}).get(name)
+        for key, fact in FILE_FACTS.items():
+            was[f"the content of {key}"] = self.sealed.contents.get(design, {}).get(key)
+            now[f"the content of {key}"] = run.environment.get(fact)
         keys = sorted(key for key in now.keys() | was.keys() if now.get(key) != was.get(key))
         clauses = [
             f"{key} is {_short(now.get(key))} in {run.name}, sealed {_short(was.get(key))}"
@@ -121,10 +132,14 @@ class Seal:
             for key, value, step in run.earlier_settings
             if present_key(key) in was
         ][:_SHOWN_KEYS]
-        first = (run.environment.get("segments") or [run.environment])[0]
+        digest = content_digest(self.raw)
+        starts = _starts(run.environment)
+        first = starts[0]
         trunk = first.get("branched_from") or {}
         if "started" not in first or self._is_before(first["started"]):
             clauses.append(f"{run.name} began before, or does not say when")
+        elif self.intact and any(digest not in start.get("seals", digest) for start in starts):
+            clauses.append(f"{run.name} started without this seal beside it")
         elif trunk.get("started") and self._is_before(trunk["started"]):
             clauses.append(f"the trunk that {run.name} branched from began before")
         if run.data_fingerprint not in self.sealed.data:
@@ -160,6 +175,33 @@ class Seal:
             clauses.append("a checkout had uncommitted changes")
         return clauses
 
+    def unrecorded(self, by_design: Mapping[str, Mapping[int, FinishedRun]]) -> list[str]:
+        """Return clauses on what older versions recorded neither in the seal nor in its runs.
+
+        Args:
+            by_design: Sealed runs, of `own_runs`.
+        """
+        clauses = []
+        runs = [run for of_design in by_design.values() for run in of_design.values()]
+        older = [run for run in runs if any("seals" not in s for s in _starts(run.environment))]
+        if older:
+            clauses.append(
+                f"{len(older)} of {len(runs)} runs were started by a version that did not record "
+                "the seals beside them"
+            )
+        if self.sealed.earlier_seals is None:
+            clauses.append("the seal is of a version that did not name the seals before it")
+        sealed = chain.from_iterable(self.raw.get("settings", {}).values())
+        lacking = sorted(design_settings({}).keys() - map(present_key, sealed))
+        if lacking:
+            clauses.append(f"not in the seal, and counted at their defaults: {', '.join(lacking)}")
+        return clauses
+
+
+def _starts(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the starts of a run, of its environment.json."""
+    return environment.get("segments") or [environment]
+
 
 def _short(value: Any) -> str:
     return f"{setting_text(value):.{_LONGEST}}"
@@ -167,7 +209,7 @@ def _short(value: Any) -> str:
 
 def _is_still(path: Path, sha256: str) -> bool:
     try:
-        return path.is_file() and file_hash(path) == sha256
+        return path.is_file() and hash_file(path) == sha256
     except OSError:  # a name that no file can have, or a file that may not be read
         return False
 
@@ -177,7 +219,7 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
 
     Args:
         directory: Directory of the runs.
-        content: Fields of `Sealed`, and any others, but for `commit` and `sealed`.
+        content: Fields of `Sealed`, and any others, but for `earlier_seals`, `commit` and `sealed`.
         begun: Names of the runs that have begun.
 
     Returns:
@@ -192,9 +234,9 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
             return seal
     if begun:
         return None
-    now = datetime.now().astimezone().strftime(STARTED)
-    raw = {**content, "commit": git_commit(), "sealed": now}
-    digest = _hash(raw)
+    raw = {**content, "earlier_seals": intact_seals(directory), "commit": git_commit()}
+    raw["sealed"] = datetime.now().astimezone().strftime(STARTED)
+    digest = content_digest(raw)
     path = directory / SEALS / f"{digest[:12]}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +261,8 @@ def _asks_the_same(seal: Seal, content: Mapping[str, Any], begun: bool) -> bool:
     """
     was = {**seal.raw, "settings": seal.sealed.settings}
     counted = content.keys() - ({"grid"} if begun else set())
-    return all(was[key] == content[key] for key in counted)
+    # A seal of an older version lacks what it did not know.
+    return all(was.get(key, content[key]) == content[key] for key in counted)
 
 
 @dataclass(frozen=True)
@@ -228,41 +271,77 @@ class SealsRead:
 
     Attributes:
         seals: Those that could be read.
-        problems: A sentence on each file that could not.
+        problems: A sentence on each file that could not, and on seals that are gone.
+        lost: {directory, without links: SHA-256 of the seals that are gone or changed there}.
     """
 
     seals: tuple[Seal, ...]
     problems: tuple[str, ...]
+    lost: Mapping[Path, tuple[str, ...]]
 
 
 def read_seals(directories: Iterable[Path]) -> SealsRead:
     """Read the seals of directories of runs, and report files that cannot be read."""
-    seals = []
-    problems = []
+    seals: list[Seal] = []
+    problems: list[str] = []
+    lost: dict[Path, tuple[str, ...]] = {}
     places = {directory.resolve(): directory for directory in directories}
     for resolved, directory in sorted(places.items()):
-        folder = directory / SEALS
+        beside = _read_directory(directory, problems)
+        lost[resolved] = _lost_seals(directory, beside)
+        seals += [replace(seal, lost=lost[resolved]) for seal in beside]
+        if lost[resolved]:
+            problems.append(f"{directory / SEALS} lacks {lost_text(lost[resolved])}; restore them")
+    return SealsRead(tuple(seals), tuple(problems), lost)
+
+
+def _read_directory(directory: Path, problems: list[str]) -> list[Seal]:
+    """Return the seals beside the runs of a directory.
+
+    Args:
+        problems: List that gets a sentence on each file that cannot be read.
+    """
+    try:
+        paths = seal_files(directory)
+    except OSError as error:
+        problems.append(_problem(directory / SEALS, error))
+        return []
+    seals = []
+    for path in paths:
         try:
-            paths = [folder / name for name in sorted(os.listdir(folder)) if name.endswith(".json")]
-        except OSError as error:
-            if folder.is_symlink() or not isinstance(error, FileNotFoundError):
-                problems.append(_problem(folder, error))
-            continue
-        for path in paths:
-            try:
-                seals.append(_read_seal(path, resolved))
-            except (OSError, ValueError, RecursionError) as error:
-                problems.append(_problem(path, error))
-    return SealsRead(tuple(seals), tuple(problems))
+            seals.append(_read_seal(path, directory.resolve()))
+        except (OSError, ValueError, RecursionError) as error:
+            problems.append(_problem(path, error))
+    return seals
+
+
+def _lost_seals(directory: Path, seals: Iterable[Seal]) -> tuple[str, ...]:
+    """Return the SHA-256 of seals that runs or seals name, and that are not there as they were.
+
+    All runs of the directory count, whether they are compared or not: a seal may be of others.
+    """
+    named = {digest for seal in seals for digest in seal.sealed.earlier_seals or ()}
+    for environment in sorted(directory.glob("*/environment.json")):
+        with suppress(OSError, UserError):  # of a run that is not compared, or refused elsewhere
+            starts = _starts(read_facts(environment))
+            named.update(*(start.get("seals", ()) for start in starts))
+    return tuple(sorted(named - {*intact_seals(directory)}))
+
+
+def lost_text(lost: Sequence[str]) -> str:
+    """Return a clause on lost seals with the first digits of their hashes."""
+    count = f"{len(lost)} seal{'s' if len(lost) > 1 else ''}"
+    digits = ", ".join(digest[:12] for digest in lost)
+    return f"{count} named by runs or by later seals, gone or changed ({digits})"
 
 
 def _read_seal(path: Path, directory: Path) -> Seal:
-    text = read_regular(path, _LARGEST)
+    text = read_seal_file(path)
     if why := _removed_form(text):
         raise _RemovedFormError(why)
     file = _SealFile.model_validate_json(text, strict=True)
     raw = parse_json(text)["sealed"]
-    intact = _hash(raw) == file.sha256 and file.sha256.startswith(path.stem)
+    intact = is_intact(path, content_digest(raw), file.sha256)
     return Seal(path, directory, file.sealed, raw=raw, intact=intact)
 
 
@@ -301,12 +380,3 @@ def _problem(path: Path, error: Exception) -> str:
         reason = error.strerror or reason
     sentence = f"{path} is not a valid seal file ({reason:.200}); restore it, or move it away"
     return str(UserError(sentence))  # which escapes what does not print
-
-
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _hash(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,10 +1,11 @@
 """What the runs beside a seal make of its hypotheses: from all sealed runs, and from no others.
 
-A hypothesis of a sweep is judged once, by the 95 % interval of its paired gap; "yes" also needs
-p < 0.05 after Holm's correction over the hypotheses of all seals beside the runs, with the
-two-sided p value of the nearest gap that is not claimed. A hypothesis of a trial is judged by the
-sequential test alone, in the order of the sealed seeds. What is judged by another measure than the
-sealed one, or from runs that are not as sealed, is called unsealed.
+A hypothesis of a sweep is judged once, by the 95 % interval of its paired gap; "yes" has all of it
+among the gaps that are claimed, of "better" and "worse" beyond the margin, and needs p < 0.05 after
+Holm's correction over the hypotheses of all seals beside the runs, with the two-sided p value of
+the nearest gap that is not claimed. A hypothesis of a trial is judged by the sequential test alone,
+in the order of the sealed seeds. What is judged by another measure than the sealed one, from runs
+that are not as sealed, or with other seals gone, is called unsealed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import laboratory.study.packages  # noqa: F401
 
 # isort: split
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, takewhile
@@ -26,10 +26,11 @@ from laboratory.study.gaps import (
     NATS,
     PairedGap,
     holm,
+    p_value,
     paired_gap,
 )
 from laboratory.study.hypothesis import Hypothesis
-from laboratory.study.seal import Seal
+from laboratory.study.seal import Seal, lost_text
 from laboratory.study.sealed import Measure, design_of
 from laboratory.study.sequential import EXPONENT, FIRST, KAPPA, LAST, NO, YES, decide
 from pretrain.errors import UserError
@@ -116,6 +117,8 @@ def verdicts(
     ]
     outcomes = _outcomes(seal, by_design, gap_of, elsewhere)
     sentences = [_statement(seal, by_design, [*of_all, *chain.from_iterable(changes.values())])]
+    if unrecorded := seal.unrecorded(by_design):
+        sentences.append(f"Not recorded: {'; '.join(unrecorded)}.")
     designs = {name for claim in claims for name in (claim.design, claim.baseline)}
     if strangers := [run.name for run in seal.strangers(runs, designs)]:
         sentences.append(
@@ -158,6 +161,7 @@ def _measure_changes(seal: Seal, asked: tuple[str, Sequence[str]] | None = None)
         asked: Match and subjects of a report; None: those that are sealed.
     """
     clauses = [] if seal.intact else [f"{seal.path} no longer has its own hash"]
+    clauses += [lost_text(seal.lost)] if seal.lost else []
     sealed = seal.sealed.measure
     if asked and not _is_measure(sealed, *asked):
         now = sealed.model_copy(update={"match": asked[0], "subjects": [*asked[1]]})
@@ -268,21 +272,3 @@ def _answer(claim: Hypothesis, gap: PairedGap, adjusted: float | None) -> str | 
     answer = replace(gap, t_p_holm=adjusted).answer(claim)
     # The interval is not adjusted for the number of hypotheses; the test is.
     return None if answer == "yes" and (adjusted is None or adjusted >= LEVEL) else answer
-
-
-def p_value(claim: Hypothesis, gap: PairedGap) -> float:
-    """Return the two-sided p value of the nearest gap that is not claimed; 1 without a spread.
-
-    Args:
-        gap: Gap of two pairs or more; of fewer the p value is 1.
-    """
-    from scipy import stats  # a second, which refusals do not wait for
-
-    low, high = claim.claimed
-    if gap.sd is None or gap.t is None:
-        # Equal differences have nothing to be tested against, but lie within a margin or do not.
-        return 0.0 if claim.question == "within" and low < gap.mean < high else 1.0
-    error = gap.sd / math.sqrt(gap.n)
-    below = float(stats.t.sf((gap.mean - low) / error, gap.n - 1))
-    above = float(stats.t.cdf((gap.mean - high) / error, gap.n - 1))
-    return min(1.0, 2 * max(below, above))

@@ -18,7 +18,7 @@ from pretrain.errors import UserError
 
 LONGEST_WORD = 60
 LONGEST_NAME = 150
-RESERVED = ("logs", "sample_order", "seals")
+RESERVED = ("comparison", "logs", "sample_order", "seals")
 """Other names in the directory of the runs."""
 
 

@@ -6,6 +6,8 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from laboratory.sweep.plan import PlannedRun
     from laboratory.sweep.running import Outcome
 
+CORE_FLOPS = 3e10
+"""FLOPs that one core of a server executes in a second, in models of a few million parameters."""
 FIXED_N = "judged once, when all runs are finished"
 """Stopping rule of a sweep."""
 MIN_WIDTH = 120  # so that a table in a log is not folded at 80 columns
@@ -52,7 +56,7 @@ TasksOption = Annotated[
     int | None,
     typer.Option(help="Share the runs among this many tasks; task I has runs I, I+N, ..."),
 ]
-MarginOption = Annotated[float, typer.Option(help="Percent of perplexity that matters.")]
+MarginOption = Annotated[float, typer.Option(help="Percent of perplexity; 0: any difference.")]
 
 
 class Match(str, Enum):
@@ -110,7 +114,13 @@ def sweep(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Only list the runs, what each has done, and their overrides."
+            "--dry-run", help="Only list the runs: what each has done, its settings, its size."
+        ),
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Then compare all runs with the first; the page is beside them."
         ),
     ] = False,
 ) -> None:
@@ -144,6 +154,11 @@ def sweep(
             "--seal is for the whole grid: give it once with --dry-run and without --only and "
             "--num-tasks, then train without --seal"
         )
+    if compare and (only or share != slice(None) or dry_run):
+        raise UserError(
+            "--compare is for the whole grid: leave out --only, --num-tasks and --dry-run, or "
+            "compare the runs with `python -m pretrain compare`"
+        )
     read = read_grid(grid)
     runs = plan_sweep(
         read,
@@ -175,14 +190,24 @@ def sweep(
         typer.echo(f"sealed: {sealed.path}")
     runs = runs[share]
     if dry_run:
-        for run in runs:
-            words = shlex.join([run.base, *run.overrides])
-            typer.echo(f"{run.name}  ({run.standing})\n    {words}")
+        _print_plan(runs)
         return
     typer.echo(_headline(runs, jobs, local_ranks))
     outcomes = run_sweep(runs, jobs, local_ranks, signals=signals, report=Progress(runs, jobs))
     _print_table(outcomes)
-    raise typer.Exit(_conclusion(outcomes, signals.received))
+    code = _conclusion(outcomes, signals.received)
+    raise typer.Exit(_compare(runs) if compare and code == 0 else code)
+
+
+def _compare(runs: Sequence[PlannedRun]) -> int:
+    """Compare runs by the verb, the first run's variant being the baseline; return its exit code.
+
+    The report is in `comparison` in the directory of the runs.
+    """
+    out = runs[0].path.parent / "comparison"
+    paths = [str(run.path) for run in runs]
+    asked = [f"--baseline={runs[0].name}", f"--out={out}"]
+    return subprocess.call([sys.executable, "-m", "pretrain", "compare", *paths, *asked])
 
 
 def _share(task: int | None, num_tasks: int | None) -> slice:
@@ -197,7 +222,10 @@ def trial(
     grid: GridArgument,
     overrides: OverridesArgument = None,
     question: Annotated[
-        Question, typer.Option(help="Is the second arm better, worse, or within ± the margin?")
+        Question,
+        typer.Option(
+            help="Is the second arm better or worse by more than the margin, or within ± it?"
+        ),
     ] = Question.BETTER,
     margin: MarginOption = 2.0,
     max_pairs: Annotated[
@@ -323,6 +351,35 @@ def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
     return (
         f"{len(runs)} runs in {where}:\n{count['finished']} finished, {count['partial']} to "
         f"resume, {count['new']} to start; {jobs} at a time, {ranks}"
+    )
+
+
+def _print_plan(runs: Sequence[PlannedRun]) -> None:
+    """Print the settings that all runs share, a row of each run, and what there is to train."""
+    from rich.console import Console
+
+    from pretrain.reporting.tables import Table, rich_table
+
+    common = set.intersection(*(set(run.overrides) for run in runs)) if len(runs) > 1 else set()
+    rows = []
+    for run in runs:
+        others = common | {f"run.name={run.name}"}
+        own_settings = shlex.join(word for word in run.overrides if word not in others)
+        tokens = run.config.tokens_per_step * run.config.total_steps
+        flops = f"{run.config.total_flops:.2e}"
+        rows.append((run.name, run.standing, own_settings, f"{tokens / 1e6:,.1f} M", flops))
+    header = ("run", "state", "settings of its own", "tokens", "FLOPs")
+    table = rich_table(Table(header, rows, text_columns=(0, 1, 2)), bare=True)
+    shared = shlex.join(word for word in runs[0].overrides if word in common)
+    typer.echo(f"every run: {runs[0].base} {shared}".rstrip())
+    width = shutil.get_terminal_size((MIN_WIDTH, 24)).columns
+    Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
+    waiting = [run for run in runs if run.standing != "finished"]
+    left = sum(run.config.total_flops for run in waiting)
+    typer.echo(
+        f"{len(waiting)} of {len(runs)} runs to train: {left:.2e} FLOPs, about "
+        f"{_clock(left / CORE_FLOPS)} on one core of a server; `plan` says how long one takes on "
+        "GPUs"
     )
 
 

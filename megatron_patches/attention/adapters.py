@@ -19,12 +19,13 @@ in the collective that its other products share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from megatron_patches.attention.convolution import Reach, convolve
+from megatron_patches.errors import MethodError
 from megatron_patches.recipe.adapters import Adapter, AdapterSizes, HeadRole, even_values
 from megatron_patches.recipe.parts import Start
 
@@ -153,7 +154,7 @@ class HeadAdapters(torch.nn.Module):
         num_groups: int,
         sizes: AdapterSizes,
         dtype: torch.dtype,
-        device: torch.device | int,
+        device: torch.device | int | str,
     ) -> None:
         super().__init__()
         heads: dict[HeadRole, int] = {"query": num_heads, "key": num_groups, "value": num_groups}
@@ -202,6 +203,69 @@ class HeadAdapters(torch.nn.Module):
             }
             heads = FORMULAS[name](heads, weights)
         return heads
+
+
+@torch.no_grad()
+def require_effect(adapters: Iterable[Adapter], sizes: AdapterSizes, *, qk_norm: bool) -> None:
+    """Check that every tensor of the adapters can change a score or a value.
+
+    It is tried: each tensor in turn is drawn anew, for one head of a few random tokens. Scores are
+    looked at before the softmax, which also takes back what is the same for all keys of a query.
+
+    Args:
+        qk_norm: Whether queries and keys are normalised afterwards.
+
+    Raises:
+        MethodError: a tensor would train without changing anything.
+    """
+    adapters = tuple(adapters)
+    module = HeadAdapters(
+        adapters, num_heads=1, num_groups=1, sizes=sizes, dtype=torch.float64, device="cpu"
+    )
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(shape: Sequence[int]) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    tokens = 2 * sizes.taps
+    query_heads = 0 if sizes.alone else 1
+    heads = Heads(
+        draw((tokens, 1, query_heads, sizes.head_dim)),
+        draw((tokens, 1, query_heads, sizes.head_dim)),
+        draw((tokens, 1, 1, sizes.head_dim)),
+    )
+    products = {
+        weight.name: draw((tokens, 1, weight.shape[0]))
+        for adapter in adapters
+        for weight in adapter.weights(sizes)
+        if weight.role is None
+    }
+    tensors = {**dict(module.named_parameters()), **products}
+    for name, parameter in module.named_parameters():
+        parameter.copy_(draw(tensors[name].shape))
+
+    def outcome() -> torch.Tensor:
+        corrected = module(heads, products)
+        query, key = corrected.query, corrected.key
+        if qk_norm:
+            query, key = (torch.nn.functional.normalize(rows, dim=-1) for rows in (query, key))
+        scores = torch.einsum("qbhd,kbhd->bhqk", query, key)
+        assert corrected.value is not None
+        return torch.cat([scores.flatten(), corrected.value.flatten()])
+
+    before = outcome()
+    for adapter in adapters:
+        for weight in adapter.weights(sizes):
+            tensor = tensors[weight.name]
+            drawn_before = tensor.clone()
+            tensor.copy_(draw(tensor.shape))
+            if torch.allclose(outcome(), before, rtol=1e-9):
+                cause = "the norm of queries and keys (model.qk_norm) undoes it; " * qk_norm
+                raise MethodError(
+                    f"attention.adapters names {adapter.name}, whose tensor {weight.name} would "
+                    f"train without changing a score or a value: {cause}leave the adapter out"
+                )
+            tensor.copy_(drawn_before)
 
 
 @torch.no_grad()

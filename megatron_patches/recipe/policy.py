@@ -268,6 +268,15 @@ class QKPolicy:
         return any(entry.train is not None for entry in self.phases)
 
     @property
+    def training_in_words(self) -> str:
+        """Return whether queries and keys train, for a table of variants."""
+        if self.trainable:
+            return "trained"
+        if self.trains_later:
+            return "frozen at first"
+        return "partly frozen" if self.frozen_heads else "frozen"
+
+    @property
     def synthesizer(self) -> bool:
         """Return whether scores are learned matrices, without queries and keys."""
         return self.scores != "dot_product"

@@ -44,6 +44,27 @@ VARIANTS: dict[str, QKPolicy] = {
     ),
 }
 
+PURPOSES: dict[str, str] = {
+    "vanilla": "the ordinary Transformer, the baseline",
+    "orthogonal": "orthonormal rows of each head: ORA",
+    "orthogonal_trainable": "starts as orthogonal: separates freezing from the initialisation",
+    "gaussian": "Gaussian rows of the same scale: separates orthogonality from freezing",
+    "orthogonal_penalty": "a penalty pulls rows back to orthonormal ones",
+    "pretrained": "a trained model continues with its own queries and keys",
+    "hadamard": "rows of a Hadamard matrix: structured",
+    "dct": "rows of the DCT-II matrix: structured",
+    "monarch": "rows of a layer as two factors: structured, at a fraction of the FLOPs",
+    "monarch_trainable": "the factors train: separates structure from freezing",
+    "low_rank": "queries and keys of low rank",
+    "orthogonal_shared": "W_K = W_Q: scores compare tokens with tokens",
+    "monarch_shared_conv": "monarch, W_K = W_Q, a short convolution: the variant of the findings",
+    "unfreeze": "frozen layers begin to train during the run",
+    "hybrid": "some layers and heads are frozen",
+    "synthesizer_random": "a score matrix of its own: attention that cannot look at content",
+    "synthesizer_factorized": "the same with fewer parameters",
+}
+"""{variant: what it is for}, as `list variants` prints it."""
+
 ORDINARY = "vanilla"
 """The variant that the others are compared with."""
 LEADING = "monarch_shared_conv"

@@ -15,8 +15,8 @@ from typing import Any
 
 from pretrain.config.keys import KEYS, effective_changes
 from pretrain.config.removed import present_key
+from pretrain.config.resolved import Resolved
 from pretrain.config.schedule import last_stable_step, learning_rate
-from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory, step_of, write_text_atomically
 from pretrain.runs.environment import earlier_settings
@@ -25,14 +25,14 @@ from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import LEARNING_RATE, METRICS
 
 
-def branch_points(config: Config, trunk: RunDirectory) -> list[Path]:
+def branch_points(resolved: Resolved, trunk: RunDirectory) -> list[Path]:
     """Return the trunk's complete checkpoints that the run may start from, newest first.
 
     Raises:
         UserError: the trunk has none, or had another value of a key that decides about its steps.
     """
-    _check_keys(config.values, trunk)
-    last = _last_common_step(config, trunk)
+    _check_keys(resolved.config.values, trunk)
+    last = _last_common_step(resolved, trunk)
     complete = trunk.complete_checkpoints()
     points = [path for path in complete if step_of(path) <= last]
     if not points:
@@ -48,7 +48,8 @@ def branch_points(config: Config, trunk: RunDirectory) -> list[Path]:
 def _check_keys(values: Mapping[str, Mapping[str, Any]], trunk: RunDirectory) -> None:
     """Refuse a trunk that had another value of a key that decides about its steps, at any time."""
     option = f"schedule.branch_from={trunk.path}"
-    for change in effective_changes(_facts(trunk.config), values):
+    settings = _facts(trunk.config)
+    for change in effective_changes(settings, values):
         if KEYS[change.key].trunk:
             raise UserError(
                 f"{option}: {change} in the trunk; set it back, or leave schedule.branch_from out"
@@ -61,15 +62,17 @@ def _check_keys(values: Mapping[str, Mapping[str, Any]], trunk: RunDirectory) ->
             )
 
 
-def _last_common_step(config: Config, trunk: RunDirectory) -> int:
+def _last_common_step(resolved: Resolved, trunk: RunDirectory) -> int:
     """Return the last step before this run's decay up to which the trunk had its learning rates."""
-    total, phases = config.total_steps, config.phases
+    config = resolved.config
+    total = resolved.total_steps
+    records = read_metrics(trunk.metrics)
     last = min(last_stable_step(config.schedule, total), total - 1)
-    for record in read_metrics(trunk.metrics):
+    for record in records:
         step = record["step"]
         if step > last:
             break
-        phase = next(phase for phase in reversed(phases) if phase.first_step <= step)
+        phase = next(phase for phase in reversed(resolved.phases) if phase.first_step <= step)
         rate = (
             learning_rate(config.optimizer, config.schedule, step, total)
             * phase.learning_rate_factor

@@ -119,13 +119,14 @@ class Checkpoints:
         resumed: Path | None,
         errors: DeferredError,
     ) -> None:
-        self.run = resolved.config.run_directory
+        self.run = resolved.directory
         self._layout = resolved.layout
         self._section = resolved.config.checkpoint
         self._timeout = resolved.config.parallel.timeout_seconds
         self.context = context
         self.identity = identity
         self.errors = errors
+        self._resumed = resumed
         self._not_yet_good = None if resumed is None or (resumed / GOOD).exists() else resumed
         self._buffer = HostBuffer()
         self._saving: Saving | None = None
@@ -338,12 +339,12 @@ class Checkpoints:
             with self.errors.recording(checkpoint):
                 (checkpoint / MARKER).replace(checkpoint / WITHDRAWN)
                 remove_file(self.run.latest)
-                self.name_latest(self.newest())
+                self.run.name_latest(self.newest())
         self._not_yet_good = None
         dist.barrier()
 
     def tidy(self) -> list[str]:
-        """Put away what a killed run has left (rank 0, before any save).
+        """Put away what a killed run has left, and name the newest (rank 0, before any save).
 
         Returns:
             A line for the user for each checkpoint without its marker.
@@ -357,6 +358,7 @@ class Checkpoints:
                 condition = "has all its files but" if (aside / ABOUT).exists() else "has lost"
                 lines.append(f"kept aside as {aside.name}: {path.name} {condition} {MARKER}")
         remove_left_behind(self.run)
+        self.run.name_latest(self._resumed)  # what `latest` named before has been judged
         return lines
 
     def _record(self, saving: Saving, error: Exception) -> None:
@@ -376,7 +378,7 @@ class Checkpoints:
 
     def _on_complete(self, checkpoint: Path) -> None:
         """Name the new checkpoint and remove old ones; runs on the thread of the save."""
-        self.name_latest(checkpoint)
+        self.run.name_latest(checkpoint)
         self._remove_oldest()
 
     def _remove_oldest(self) -> None:
@@ -388,12 +390,3 @@ class Checkpoints:
             return None
         self._said_left = True
         return f"{self._left}; training continues, and every save tries again"
-
-    def name_latest(self, newest: Path | None) -> None:
-        """Write the newest checkpoint's name into the file `latest`, for people (rank 0).
-
-        A kill between writing a checkpoint's marker and this leaves an older name there, so a
-        resume writes the name again.
-        """
-        if newest is not None:
-            write_text_atomically(self.run.latest, newest.name + "\n")

@@ -23,8 +23,7 @@ from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
 from pretrain.config.keys import KEYS, Change, by_section
 from pretrain.config.model import ModelSection
 from pretrain.config.removed import PHASES, removed_sentence, without_removed
-from pretrain.config.resolved import Layout
-from pretrain.config.tree import Config
+from pretrain.config.resolved import Layout, Resolved
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
 
@@ -47,13 +46,14 @@ AS_TRAINED = " as trained"
 _STEPS = f"the steps after which {PHASES} applies"
 
 
-def run_identity(config: Config, blend: Blend) -> dict[str, Any]:
+def run_identity(resolved: Resolved, blend: Blend) -> dict[str, Any]:
     """Return all that must be equal for a resume to continue the same run, as JSON.
 
     The layout over ranks is not a part of the identity. The digests of the frozen bank
     (`bank_digests`) are still missing: they are known once the model is built.
     """
-    recipe = config.recipe
+    config = resolved.config
+    recipe = resolved.recipe
     keys = {
         f"{section}.{key}": value
         for section, values in by_section(config.values).items()
@@ -62,8 +62,8 @@ def run_identity(config: Config, blend: Blend) -> dict[str, Any]:
     }
     if config.given_weights is not None:  # what is in the file, wherever it lies
         keys["model.initial_weights"] = config.given_weights.sha256
-    if len(config.phases) > 1:
-        keys[_STEPS] = [phase.first_step - 1 for phase in config.phases[1:]]
+    if len(resolved.phases) > 1:
+        keys[_STEPS] = [phase.first_step - 1 for phase in resolved.phases[1:]]
     return {
         "keys": keys,
         "data": blend.describe(),

@@ -13,7 +13,6 @@ from pretrain.checkpoint.format import About, StoredFile, read_about, read_index
 from pretrain.checkpoint.verify import hash_problems, size_problems
 from pretrain.errors import UserError
 from pretrain.runs.directory import DAMAGED_SUFFIX, GOOD, MARKER, WITHDRAWN, RunDirectory, step_of
-from pretrain.runs.removal import was_complete
 
 THREADS = 16
 """Number of files hashed at once; no training shares the cores with the hashing."""
@@ -159,7 +158,7 @@ def _state(path: Path, about: About | None, has_problems: bool) -> State:
             return State.WITHDRAWN
         if about is not None:
             return State.UNMARKED
-        lost = path in was_complete(RunDirectory(path.parent.parent))
+        lost = path in RunDirectory(path.parent.parent).lost_checkpoints()
         return State.DAMAGED if lost else State.UNFINISHED
     if has_problems:
         return State.DAMAGED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,6 @@ from pretrain.checkpoint.loading import StoredCheckpoint, StoredState
 from pretrain.checkpoint.verify import verify
 from pretrain.config.keys import Change
 from pretrain.config.resolved import Resolved
-from pretrain.config.sections import CheckpointSection
-from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks, together
 from pretrain.runs.directory import (
@@ -30,10 +29,8 @@ from pretrain.runs.directory import (
     free_name,
     step_of,
 )
-from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.metrics_file import file_telling_of_a_save
 from pretrain.runs.position import Position
-from pretrain.runs.removal import was_complete
-from pretrain.runs.tags import CHECKPOINT_STALL_SECONDS
 
 
 @dataclass(frozen=True)
@@ -73,13 +70,20 @@ def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str,
             another model or of other data.
     """
     config = resolved.config
-    section = config.checkpoint
-    newest, notes = _newest_whole(config.run_directory, section, context)
+    run = resolved.directory
+    fall_back = config.checkpoint.fall_back
+    judge = partial(
+        verify,
+        by_hash=config.checkpoint.verify == "full",
+        share=(context.rank, context.world_size),
+        say=partial(print, flush=True) if context.is_first else lambda line: None,
+    )
+    newest, notes = _newest_whole(run, fall_back, context, judge)
     with together():
-        notes += _check_not_behind(config.run_directory, newest, section.fall_back)
-    trunk = config.trunk if newest is None else None
+        notes += _check_not_behind(run, newest, fall_back)
+    trunk = resolved.trunk if newest is None else None
     if trunk is not None:
-        newest, notes = _newest_of_trunk(config, context, trunk)
+        newest, notes = _newest_of_trunk(resolved, trunk, judge)
     if newest is None:
         return Start(notes=tuple(notes))
     with together():
@@ -102,9 +106,16 @@ def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str,
 
 
 def _newest_whole(
-    run: RunDirectory, section: CheckpointSection, context: ParallelContext
+    run: RunDirectory, fall_back: bool, context: ParallelContext, judge: Callable[[Path], None]
 ) -> tuple[Path | None, list[str]]:
-    """Return the newest undamaged checkpoint, if any, and a note on each one set aside."""
+    """Return the newest undamaged checkpoint, if any, and a note on each one set aside.
+
+    Args:
+        run: the run's directory.
+        fall_back: set a damaged one aside and take the one before.
+        context: this rank's place in the layout.
+        judge: raises for a damaged checkpoint, once every rank has looked at its share of it.
+    """
     notes: list[str] = []
     aside: set[Path] = set()
     while True:
@@ -121,42 +132,35 @@ def _newest_whole(
         if newest is None:
             return None, notes
         try:
-            _verify(newest, section, context)
+            with together():
+                judge(newest)
             return newest, notes
         except DamagedCheckpoint as error:
-            if not section.fall_back:
+            if not fall_back:
                 raise
             notes.append(_keep_aside(newest, error, context, is_last=len(complete) == 1))
             aside.add(newest)
 
 
 def _newest_of_trunk(
-    config: Config, context: ParallelContext, trunk: RunDirectory
+    resolved: Resolved, trunk: RunDirectory, judge: Callable[[Path], None]
 ) -> tuple[Path, list[str]]:
     """Return the newest undamaged checkpoint for a branch, and a note on each damaged one."""
     with together():
-        points = branch_points(config, trunk)
+        points = branch_points(resolved, trunk)
     remedy = "make schedule.branch_from visible and identical on every node, and start again"
     require_equal_on_all_ranks("the trunk's complete checkpoints", str(points), remedy)
     notes: list[str] = []
     for point in points:
         try:
-            _verify(point, config.checkpoint, context)
+            with together():
+                judge(point)
             break
         except DamagedCheckpoint as error:
-            if not config.checkpoint.fall_back or point == points[-1]:
+            if not resolved.config.checkpoint.fall_back or point == points[-1]:
                 raise
             notes.append(f"damaged, and left alone: {str(error).partition('; ')[0]}")
     return point, notes
-
-
-def _verify(checkpoint: Path, section: CheckpointSection, context: ParallelContext) -> None:
-    """Check a checkpoint's files, each rank its share (collective)."""
-    by_hash = section.verify == "full"
-    share = (context.rank, context.world_size)
-    say = partial(print, flush=True) if context.is_first else lambda line: None
-    with together():
-        verify(checkpoint, by_hash, share, say)
 
 
 def _check_permissions(run: RunDirectory) -> None:
@@ -172,12 +176,16 @@ def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -
     With `fall_back`, and a checkpoint before it to continue from, that is a note for the user.
     """
     latest = run.named_latest()
-    lost = [path for path in was_complete(run) if newest is None or step_of(path) > step_of(newest)]
+    lost = [
+        path for path in run.lost_checkpoints() if newest is None or step_of(path) > step_of(newest)
+    ]
+    ended = run.state() in (CONTINUE, STOPPED, FINISHED)
+    withdrawn = bool(run.withdrawn_checkpoints())
     if latest is not None and (newest is None or step_of(latest) > step_of(newest)):
         problem = f"{latest} is not complete any more, though {run.latest} names it; restore it"
     elif lost:
         problem = f"{lost[-1]} has lost files: it has {GOOD}, but no {MARKER}; restore it"
-    elif newest is None and (witness := _tells_of_a_save(run)) is not None:
+    elif newest is None and (witness := file_telling_of_a_save(run, ended, withdrawn)) is not None:
         problem = f"{run.checkpoints} has no checkpoint, though {witness} tells of one; restore it"
     else:
         return []
@@ -188,18 +196,6 @@ def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -
             f"{problem}, or set checkpoint.fall_back=true to continue from {newest.name}"
         )
     return [problem.partition("; ")[0]]
-
-
-def _tells_of_a_save(run: RunDirectory) -> Path | None:
-    """Return the file that tells of a complete checkpoint, not of a killed save alone; or None."""
-    if run.summary.exists():
-        return run.summary
-    ended = run.state() in (CONTINUE, STOPPED, FINISHED)
-    if not run.metrics.is_file():
-        return run.state_file if ended else None
-    saves = [CHECKPOINT_STALL_SECONDS.tag in record for record in read_metrics(run.metrics)]
-    has_saved = sum(saves) > 1 or (bool(saves) and ended)
-    return run.metrics if has_saved and not run.withdrawn_checkpoints() else None
 
 
 def _keep_aside(

@@ -112,6 +112,12 @@ class OptimizerSection(Section):
         factor = 1.0 if rate is None else rate / self.learning_rate
         return factor * factor_of_name(tensor.name, self.learning_rate_factors)
 
+    def decay_factor(self, tensor: Tensor) -> float:
+        """Return the factor of a tensor's weight decay: its name's for matrices that decay."""
+        if not tensor.decay or len(tensor.shape) < 2:
+            return 0.0
+        return factor_of_name(tensor.name, self.weight_decay_factors)
+
     @model_validator(mode="after")
     def _consistent(self) -> OptimizerSection:
         for kind, declaration in KINDS.items():

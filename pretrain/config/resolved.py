@@ -1,18 +1,30 @@
 """A configuration on a number of ranks, with what follows from both, computed once.
 
 `resolve` is where a run learns whether its configuration fits its ranks. All later code takes
-the parts that it needs: a section, the shape, the policy, the layout, DeepSpeed's settings.
+the parts that it needs: a section, the shape, the policy, the layout, the run's directory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.recipe.parts import ModelShape
+from megatron_patches.recipe.policy import QKPolicy
+from megatron_patches.recipe.recipes import ScoreRecipe
 from pretrain.config.deepspeed import deepspeed_settings, settings_digest, zero_stage
 from pretrain.config.refusals import check_ranks, check_stage, require_wandb
+from pretrain.config.schedule import Phase
 from pretrain.config.tree import Config
+from pretrain.runs.directory import RunDirectory
+
+FILE_FACTS = {
+    "deepspeed.config": "deepspeed_config_sha256",
+    "model.initial_weights": "initial_weights_sha256",
+}
+"""{section.key that names a file: key of environment.json with the SHA-256 of its content}"""
 
 
 @dataclass(frozen=True)
@@ -41,16 +53,27 @@ class Resolved:
     """A configuration that fits its ranks.
 
     Attributes:
-        config: The configuration; shape, policy, recipe and phases are properties of it.
+        config: The configuration, for functions that need most of its sections.
+        recipe: Of the Query/Key bank, or of the score matrices in its place; None: of neither.
+        phases: Phases of training, in order.
+        directory: The run's directory.
+        trunk: Directory of the run that this one branches from; None: it is no branch.
         layout: The spread over the ranks, with the ZeRO stage.
         deepspeed: Settings for DeepSpeed, with the keys that follow from `config` filled in.
-        deepspeed_sha256: SHA-256 of the file of `deepspeed.config`; None for a shipped name.
+        file_digests: SHA-256 of the files that keys name, of `file_digests`.
     """
 
     config: Config
+    shape: ModelShape
+    policy: QKPolicy
+    recipe: BankRecipe | ScoreRecipe | None
+    phases: tuple[Phase, ...]
+    total_steps: int
+    directory: RunDirectory = field(compare=False)  # follows from the configuration
+    trunk: RunDirectory | None = field(compare=False)
     layout: Layout
     deepspeed: Mapping[str, Any]
-    deepspeed_sha256: str | None
+    file_digests: Mapping[str, str | None]
 
 
 def resolve(config: Config, world_size: int) -> Resolved:
@@ -69,7 +92,6 @@ def resolve(config: Config, world_size: int) -> Resolved:
     """
     check_ranks(config, world_size)
     settings = deepspeed_settings(config, world_size)
-    digest = settings_digest(config.deepspeed.config)
     stage = zero_stage(settings)
     check_stage(config, stage)
     if config.telemetry.wandb:
@@ -83,4 +105,25 @@ def resolve(config: Config, world_size: int) -> Resolved:
         micro_batch_size=config.data.micro_batch_size,
         dtype=config.precision.dtype,
     )
-    return Resolved(config, layout, settings, digest)
+    return Resolved(
+        config=config,
+        shape=config.shape,
+        policy=config.policy,
+        recipe=config.recipe,
+        phases=config.phases,
+        total_steps=config.total_steps,
+        directory=config.run_directory,
+        trunk=config.trunk,
+        layout=layout,
+        deepspeed=settings,
+        file_digests=file_digests(config),
+    )
+
+
+def file_digests(config: Config) -> dict[str, str | None]:
+    """Return {section.key: SHA-256 of the file that it names, or of its header}; None: no file."""
+    weights = config.given_weights
+    return {
+        "deepspeed.config": settings_digest(config.deepspeed.config),
+        "model.initial_weights": None if weights is None else weights.sha256,
+    }

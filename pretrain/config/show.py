@@ -18,6 +18,7 @@ from megatron_patches.recipe.counting import (
     count_parameters,
     model_flops_per_token,
 )
+from megatron_patches.recipe.optimizers import rule_of
 from pretrain.config.deepspeed import WHOLE_STATE_BYTES, settings_name
 from pretrain.config.keys import by_section
 from pretrain.config.load import LoadedConfig, load_config_with_origins
@@ -51,6 +52,36 @@ def render_show(name_or_path: str, overrides: Sequence[str] = (), *, meanings: b
     with console.capture() as capture:
         console.print(*(explained if meanings else [table]), "", summary, sep="\n")
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def render_tensors(name_or_path: str, overrides: Sequence[str] = ()) -> str:
+    """Return what trains in some phase of the run as text, a line a tensor.
+
+    A line has the name that patterns match, the shape over all tensor-parallel ranks, the rule of
+    the optimizer, the peak rate and the weight decay.
+
+    Raises:
+        UserError: as `load_config`.
+    """
+    config = load_config_with_origins(name_or_path, overrides).config
+    optimizer = config.optimizer
+    lines = [("name", "shape", "rule", "peak rate", "weight decay")]
+    for tensor in config.ever_trained:
+        decay = optimizer.weight_decay * optimizer.decay_factor(tensor)
+        lines.append(
+            (
+                tensor.name,
+                "x".join(map(str, tensor.shape)),
+                rule_of(tensor, optimizer.rules).name,
+                f"{optimizer.learning_rate * optimizer.rate_factor(tensor):g}",
+                f"{decay:g}",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:

@@ -17,6 +17,9 @@ from pretrain.data.prompts import Prompts, read_prompts
 from pretrain.errors import UserError
 from pretrain.ranks.idle import ending_when_idle
 
+DEMO_SHARDS = Path("demo/shards")
+"""Directory of the shards that the shipped configurations `demo` and `demo_modern` train on."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -84,7 +87,13 @@ def read_blend(data: DataSection) -> Blend:
 
     Raises:
         DataError: a directory is not a finished shard directory, or they do not go together.
+        UserError: the shards of the demo, which have a command of their own, are not there.
     """
+    if data.directory == DEMO_SHARDS and not DEMO_SHARDS.is_dir():
+        raise UserError(
+            f"data directory {DEMO_SHARDS} does not exist (seen from {Path.cwd()}); "
+            "`ora-pretrain demo --no-training` makes it here"
+        )
     members = [
         Member(read_manifest(entry.directory), entry.weight, entry.sources)
         for entry in data.blend or ()

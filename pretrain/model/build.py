@@ -10,6 +10,7 @@ from shutil import which
 import torch
 from megatron.core.transformer import TransformerConfig
 
+from megatron_patches.attention.adapters import require_effect
 from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.engine.compat import allow_graphs, mend_inductor
@@ -39,6 +40,8 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
     rotary = None
     if config.model.position_embedding == "rope":
         rotary = RotaryAngles(config.head_dim, config.model.rotary_base)
+    sizes = policy.adapter_sizes(config.model.hidden_size, config.head_dim)
+    require_effect(policy.corrections, sizes, qk_norm=config.model.qk_norm)
     layers = gpt_block_spec(policy, recipe, config.shape, phase=phase, rotary=rotary)
     model = GPT(
         config=transformer,

@@ -24,7 +24,7 @@ from pretrain.plan.cards import Gpu, find_gpu
 from pretrain.plan.duration import StepSeconds, step_seconds, update_flops
 from pretrain.plan.horizon import Horizon, horizon_of
 from pretrain.plan.memory import Memory, memory_of, rank_tensors
-from pretrain.plan.products import hardware_flops_per_token
+from pretrain.plan.products import Products
 from pretrain.plan.workload import Workload, workload_of
 
 
@@ -246,7 +246,7 @@ def phase_cost(resolved: Resolved, gpu: Gpu, request: Request, number: int) -> P
     memory = memory_of(work)
     trainable = rank_tensors(work, 0).trainable
     tokens = config.tokens_per_step
-    executed = hardware_flops_per_token(work.shape, work.policy, number, config.performance)
+    executed = Products(work.shape, work.policy, number).hardware(config.performance)
     return PhaseCost(
         first_step=bounds[number],
         steps=bounds[number + 1] - bounds[number],

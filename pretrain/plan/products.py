@@ -10,6 +10,7 @@ from megatron_patches.recipe.block import MLPS
 from megatron_patches.recipe.counting import (
     executed_flops_per_token,
     forward_flops_per_token,
+    model_flops_per_token,
     multiplications,
 )
 from megatron_patches.recipe.parts import ModelShape, Place, Tensor
@@ -23,7 +24,7 @@ ATTENTION_ONCE = ("none", "query_key")
 
 @dataclass(frozen=True)
 class Products:
-    """FLOPs per token of the products with weights, without attention scores.
+    """FLOPs per token of the products of a training phase.
 
     Attributes:
         phase: Number of the phase in the policy's schedule, from 0.
@@ -34,9 +35,24 @@ class Products:
     phase: int
 
     @cached_property
+    def model(self) -> float:
+        """Return those of a training step in which all weights train."""
+        return model_flops_per_token(self.shape, self.policy)
+
+    @cached_property
+    def executed(self) -> float:
+        """Return those of a training step, without recomputation."""
+        return executed_flops_per_token(self.shape, self.policy, self.phase)
+
+    @cached_property
     def forward(self) -> float:
-        """Return the FLOPs of a forward pass of the whole model."""
+        """Return the FLOPs of a forward pass of the whole model, without attention scores."""
         return forward_flops_per_token(self.shape, self.policy, self.phase, causal_share=0)
+
+    @cached_property
+    def scores(self) -> float:
+        """Return those of the scores of a forward pass."""
+        return forward_flops_per_token(self.shape, self.policy, self.phase) - self.forward
 
     @cached_property
     def frozen(self) -> int:
@@ -70,24 +86,18 @@ class Products:
         }[performance.recompute]
         return layers + (logits if performance.cross_entropy == "chunked" else 0.0)
 
+    def hardware(self, performance: PerformanceSection) -> float:
+        """Return those of a training step with recomputation; `hfu` is made of this.
+
+        Args:
+            performance: how the run computes.
+        """
+        flops = self.executed + self.again(performance)
+        return flops if performance.recompute in ATTENTION_ONCE else flops + self.scores
+
 
 def layers_of_frozen_rows(inventory: Iterable[Tensor]) -> set[int | None]:
     """Return the layers whose queries and keys come from frozen rows or factors alone."""
     rows = [tensor for tensor in inventory if "query_key" in tensor.name]
     frozen = {tensor.layer for tensor in rows if tensor.kind == "frozen"}
     return frozen - {tensor.layer for tensor in rows if tensor.kind != "frozen"}
-
-
-def hardware_flops_per_token(
-    shape: ModelShape, policy: QKPolicy, phase: int, performance: PerformanceSection
-) -> float:
-    """Return the FLOPs per token of a training step with recomputation, the basis of `hfu`.
-
-    Args:
-        phase: Number of the phase in the policy's schedule, from 0.
-    """
-    products = Products(shape, policy, phase)
-    flops = executed_flops_per_token(shape, policy, phase) + products.again(performance)
-    if performance.recompute not in ATTENTION_ONCE:
-        flops += forward_flops_per_token(shape, policy, phase) - products.forward  # the scores
-    return flops

@@ -142,6 +142,19 @@ class RunDirectory:
             p for p in self._checkpoints() if not any((p / mark).exists() for mark in marks)
         )
 
+    def lost_checkpoints(self) -> list[Path]:
+        """Return the checkpoints that were complete once, and have lost files since, oldest first.
+
+        A save that is killed right before its last file leaves everything but the marker, and is
+        none of these.
+        """
+        named = self.named_latest()
+        return [
+            path
+            for path in self.unfinished_checkpoints()
+            if path == named or ((path / GOOD).exists() and not (path / ABOUT).exists())
+        ]
+
     def withdrawn_checkpoints(self) -> list[Path]:
         """Return the checkpoints whose weights gave no finite loss."""
         return [path for path in self._checkpoints() if (path / WITHDRAWN).exists()]
@@ -196,6 +209,15 @@ class RunDirectory:
         """Return the checkpoint that the file `latest` names; None without one."""
         name = _word(self.latest) or ""
         return self.checkpoints / name if _CHECKPOINT.fullmatch(name) else None
+
+    def name_latest(self, newest: Path | None) -> None:
+        """Write the newest checkpoint's name into the file `latest`, for people (rank 0).
+
+        A kill between writing a checkpoint's marker and this leaves an older name there, so a
+        resume writes the name again.
+        """
+        if newest is not None:
+            write_text_atomically(self.latest, newest.name + "\n")
 
     def trained_steps(self) -> int:
         """Return the step of the newest complete checkpoint; 0 without one."""

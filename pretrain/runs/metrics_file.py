@@ -18,8 +18,15 @@ from typing import Any, BinaryIO
 from data_pipeline.io.files import naming, open_regular, sync
 from data_pipeline.io.forms import LARGEST, parse_json
 from pretrain.errors import UserError
+from pretrain.runs.directory import RunDirectory
 from pretrain.runs.position import Position
-from pretrain.runs.tags import LOSS, PERPLEXITY, PERPLEXITY_OF_SOURCE, VALIDATION_LOSS
+from pretrain.runs.tags import (
+    CHECKPOINT_STALL_SECONDS,
+    LOSS,
+    PERPLEXITY,
+    PERPLEXITY_OF_SOURCE,
+    VALIDATION_LOSS,
+)
 
 _LONGEST_LINE = 1 << 24
 """Most bytes of a line; a record has a few thousand."""
@@ -33,6 +40,23 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """
     for record, _ in _records(path):
         yield record
+
+
+def file_telling_of_a_save(run: RunDirectory, ended: bool, withdrawn: bool) -> Path | None:
+    """Return the file that tells of a complete checkpoint, not of a killed save alone; or None.
+
+    Args:
+        run: the run's directory.
+        ended: its state says that it has ended.
+        withdrawn: a checkpoint was withdrawn, of which the records tell too.
+    """
+    if run.summary.exists():
+        return run.summary
+    if not run.metrics.is_file():
+        return run.state_file if ended else None
+    saves = [CHECKPOINT_STALL_SECONDS.tag in record for record in read_metrics(run.metrics)]
+    told = sum(saves) > 1 or (bool(saves) and ended)
+    return run.metrics if told and not withdrawn else None
 
 
 def cut_back(path: Path, resume_step: int, keep: int) -> deque[dict[str, Any]]:

@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 
 from data_pipeline.io.files import TEMPORARY_SUFFIX
 from pretrain.runs.directory import (
-    ABOUT,
     GOOD,
     INCOMPLETE_SUFFIX,
     MARKER,
@@ -84,20 +83,6 @@ def _is_whole(part: Path) -> bool:
             return True
     except (OSError, SafetensorError):
         return False
-
-
-def was_complete(run: RunDirectory) -> list[Path]:
-    """Return the checkpoints that were complete and have lost files since, oldest first.
-
-    A save that is killed right before its last file leaves everything but the marker; such a
-    checkpoint does not count as complete once.
-    """
-    latest = run.named_latest()
-    return [
-        path
-        for path in run.unfinished_checkpoints()
-        if path == latest or ((path / GOOD).exists() and not (path / ABOUT).exists())
-    ]
 
 
 def put_away(run: RunDirectory, checkpoint: Path, begun_here: bool = False) -> Path | None:

@@ -65,14 +65,16 @@ class EventFile:
         self._file = self._path.open("xb")
         self._records = RecordWriter(self._file)
         started = time.time()
-        self._write(Event(wall_time=started, file_version="brain.Event:2"))
         start = SessionLog(status=SessionLog.START)
-        self._write(Event(wall_time=started, step=resume_step + 1, session_log=start))
         charts = {
             page: {title: ["Multiline", tags] for title, tags in content.items()}
             for page, content in chart_layout().items()
         }
-        self._write(Event(wall_time=started, summary=custom_scalars(charts)))
+        self._write(
+            Event(wall_time=started, file_version="brain.Event:2"),
+            Event(wall_time=started, step=resume_step + 1, session_log=start),
+            Event(wall_time=started, summary=custom_scalars(charts)),
+        )
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write all scalars of a step as one event (float32, as TensorBoard keeps scalars).
@@ -137,9 +139,10 @@ class EventFile:
         self.sync()
         self._file.close()
 
-    def _write(self, event: Event) -> None:
+    def _write(self, *events: Event) -> None:
         with naming(self._path):
-            self._records.write(event.SerializeToString())
+            for event in events:
+                self._records.write(event.SerializeToString())
             self._records.flush()
 
 

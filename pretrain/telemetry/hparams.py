@@ -50,15 +50,11 @@ def hparams(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, HParam]:
         # The model's open sizes are filled in, so they are numbers in every run.
         may_be_unset = type(None) in get_args(SECTIONS[section].model_fields[key].annotation)
         if (may_be_unset and section != "model") or not isinstance(value, (str, float, int, bool)):
-            value = _text(value)
+            value = setting_text(None if value == {} else value, between_numbers=", ")
         values[name] = value
     attention = settings["attention"]
     values["attention.variant"] = named_variant(attention["variant"], attention)
     return values
-
-
-def _text(value: Any) -> str:
-    return setting_text(None if value == {} else value, between_numbers=", ")
 
 
 def results(run: RunDirectory) -> dict[str, float]:

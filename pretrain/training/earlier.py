@@ -17,7 +17,6 @@ from typing_extensions import NotRequired, TypedDict
 from data_pipeline.io.forms import Count
 from pretrain.checkpoint.resuming import Start
 from pretrain.config.keys import missing_settings
-from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.directory import DAMAGED_SUFFIX, RunDirectory, free_name
 from pretrain.runs.facts import Segment, read_form
@@ -34,6 +33,7 @@ class _Audit(TypedDict):
 class _Environment(TypedDict):
     segments: NotRequired[list[Segment]]
     deepspeed_config_sha256: NotRequired[str | None]
+    initial_weights_sha256: NotRequired[str | None]
 
 
 def _with_all_settings(settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -74,13 +74,16 @@ class Earlier:
     notes: tuple[str, ...] = ()
 
 
-def read_earlier(config: Config, start: Start) -> Earlier:
+def read_earlier(directory: RunDirectory, start: Start, fall_back: bool) -> Earlier:
     """Read the record of earlier steps from the files of the run, or of its trunk.
+
+    Args:
+        fall_back: Keep a damaged file of the run aside, and continue without it.
 
     Raises:
         UserError: a file is damaged, and checkpoint.fall_back is not set.
     """
-    run = start.trunk or config.run_directory
+    run = start.trunk or directory
     if not start.position.step:
         return Earlier()
     contents: dict[str, Any] = {}
@@ -95,7 +98,7 @@ def read_earlier(config: Config, start: Start) -> Earlier:
             contents[path.stem] = read_form(path, _FORMS[path.stem])
         except UserError as error:
             problem = str(error).rpartition("; ")[0]
-            if start.trunk is not None or not config.checkpoint.fall_back:
+            if start.trunk is not None or not fall_back:
                 raise UserError(
                     f"{problem}; restore it, or set checkpoint.fall_back=true to keep it aside and "
                     "continue without it"

@@ -85,7 +85,6 @@ def wrap_model(
     Raises:
         MethodError: ZeRO holds a frozen weight, or Muon would not reach every matrix.
     """
-    reduce_partial_gradients(model, context.tensor_parallel_group)
     config, stage = resolved.config, resolved.layout.zero_stage
     settings = deepcopy(dict(resolved.deepspeed))  # DeepSpeed may keep and change it
     precision = config.precision
@@ -96,6 +95,7 @@ def wrap_model(
     own_optimizer = precision.dtype == "fp32" and stage == 0
     clip = config.optimizer.gradient_clip
     optimizer = build_optimizer(model, config.optimizer, model.inventory)
+    reduce_partial_gradients(model, context.tensor_parallel_group)
     if own_optimizer or bf16_optimizer:
         settings["gradient_clipping"] = 0.0
     if own_optimizer:

@@ -19,6 +19,7 @@ from megatron_patches.errors import MethodError
 from pretrain.checkpoint.checkpoints import Checkpoints, DeferredError
 from pretrain.checkpoint.identity import bank_digests, check_bank, run_identity
 from pretrain.checkpoint.resuming import find_start
+from pretrain.config.resolved import Resolved
 from pretrain.config.tree import Config
 from pretrain.data.batches import Batches
 from pretrain.data.open import Inputs, RunData, check_inputs, open_data
@@ -57,7 +58,7 @@ from pretrain.training.run_files import (
 class Run:
     """The parts of an open run, for the loop. `telemetry` and `lock` exist on rank 0 only."""
 
-    config: Config
+    resolved: Resolved
     context: ParallelContext
     phased: PhasedEngine
     data: RunData
@@ -72,6 +73,11 @@ class Run:
     lock: RunLock | None
 
     @property
+    def config(self) -> Config:
+        """Return what the run was asked for."""
+        return self.resolved.config
+
+    @property
     def engine(self) -> Any:
         """Return the current deepspeed.DeepSpeedEngine; `enter_phase_of` may replace it."""
         return self.phased.engine
@@ -84,16 +90,20 @@ class Run:
         self.phased.enter(step)
         self.checkpoints.use_bank(bank_digests(self.engine.module, self.context))
         if self.telemetry is not None:
-            with self.errors.recording(self.config.run_path):
-                write_audit(self.config.run_directory, self.phased)
-            facts = run_facts(self.config, self.context, self.phased)
+            self._write_audit()
+            facts = run_facts(self.resolved, self.context, self.phased)
             self.telemetry.change_facts(facts, phase_line(self.phased, facts))
 
     def note_update(self) -> None:
         """Write into audit.json what is to be said of an update that was made (collective)."""
         if self.phased.note_update() and self.telemetry is not None:
-            with self.errors.recording(self.config.run_path):
-                write_audit(self.config.run_directory, self.phased)
+            self._write_audit()
+
+    def _write_audit(self) -> None:
+        """Write the audit of the live engine beside those of the phases before."""
+        directory = self.resolved.directory
+        with self.errors.recording(directory.path):
+            write_audit(directory, self.phased)
 
     def save(self, position: Position, in_background: bool) -> None:
         """Begin a checkpoint, which does not count until `commit` (collective).
@@ -157,7 +167,7 @@ class Run:
 
     def mark_good(self) -> None:
         """Mark the newest checkpoint as known good: its weights gave a finite loss."""
-        with self.errors.recording(self.config.run_path):
+        with self.errors.recording(self.resolved.directory.path):
             self.checkpoints.mark_good()
 
     def has_error(self) -> bool:
@@ -198,16 +208,16 @@ class Run:
     def leave(self, state: str) -> None:
         """Write the state that the run is left in (rank 0)."""
         if self.telemetry is not None:
-            with self.errors.recording(self.config.run_path):
-                self.config.run_directory.write_state(state)
+            with self.errors.recording(self.resolved.directory.path):
+                self.resolved.directory.write_state(state)
 
     def close(self, state: str) -> None:
         """Finish the run directory for this segment: summary if finished, then the state."""
         self.profile.close()
         self._say_what_is_left()
         if self.telemetry is not None:
-            with self.errors.recording(self.config.run_path):
-                close_run_files(self.config.run_directory, self.telemetry, state)
+            with self.errors.recording(self.resolved.directory.path):
+                close_run_files(self.resolved.directory, self.telemetry, state)
         self.settle()
 
 
@@ -219,19 +229,20 @@ def open_run(config: Config) -> Iterator[Run]:
     """
     launch = LaunchEnvironment.read()
     inputs = check_inputs(config, launch.world_size)
+    directory = inputs.resolved.directory
     use_arithmetic(
         deterministic=config.run.deterministic,
         reduced_precision_reduction=config.performance.reduced_precision_reduction,
     )
-    record_collectives(config.run_directory.collectives)
+    record_collectives(directory.collectives)
     context = initialize_distributed(
         launch, config.parallel.tensor_model_parallel_size, config.parallel.timeout_seconds
     )
     try:
         with watching(
-            launch, config.parallel.timeout_seconds, partial(_standing, config.run_path)
+            launch, config.parallel.timeout_seconds, partial(_standing, directory.path)
         ) as watch:
-            lock = _lock(config.run_path, context, watch)
+            lock = _lock(directory.path, context, watch)
             try:
                 yield from _opened(_build(inputs, context, watch, lock))
             finally:
@@ -301,7 +312,7 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
                 check_shards(manifest)
     data = open_data(config.data, blend, seed=config.data_seed, cache=config.sample_cache)
     watch.at("finding the newest checkpoint")
-    identity = run_identity(config, blend)
+    identity = run_identity(resolved, blend)
     start = find_start(resolved, context, identity)
     position = start.position
     resumed = start.checkpoint if start.trunk is None else None  # a trunk is only read
@@ -317,14 +328,13 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
         if context.is_first:
             data.samples.prepare(position.consumed_samples)
     telemetry = None
-    with _first_rank_acting(context, watch, config.run_path):
+    with _first_rank_acting(context, watch, resolved.directory.path):
         if context.is_first:
             telemetry = open_run_files(resolved, context, data, phased=phased, start=start)
             for line in checkpoints.tidy():
                 telemetry.say(line)
-            checkpoints.name_latest(resumed)  # what it named before has been judged
     return Run(
-        config=config,
+        resolved=resolved,
         context=context,
         phased=phased,
         data=data,
@@ -332,8 +342,8 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
         position=position,
         telemetry=telemetry,
         prompts=inputs.prompts,
-        batches=Batches(data.samples, config.data, config.total_steps, context),
-        profile=StepProfile(config.telemetry.profile, config.run_directory.profile, context.rank),
+        batches=Batches(data.samples, config.data, resolved.total_steps, context),
+        profile=StepProfile(config.telemetry.profile, resolved.directory.profile, context.rank),
         watch=watch,
         errors=errors,
         lock=lock,

@@ -21,6 +21,9 @@ from pretrain.checkpoint.slices import STEP
 from pretrain.config.optimizer import OptimizerSection
 from pretrain.ranks.groups import ParallelContext
 
+NORM_ROW = 4096
+"""Elements whose squares `row_norms` adds in their own type."""
+
 
 class RuleOptimizer(torch.optim.Optimizer):
     """Interface that a run needs of its optimizer beyond torch's.
@@ -169,10 +172,28 @@ def _norm(optimizer: torch.optim.Optimizer, tp_group: dist.ProcessGroup) -> torc
         if parameter.grad is not None
         and (tp_group.rank() == 0 or getattr(parameter, "tensor_model_parallel", False))
     ]
-    squares = torch.stack(torch._foreach_norm(counted)).double().square().sum()
+    if counted[0].is_cuda:
+        norms = torch.stack(torch._foreach_norm(counted))
+    else:
+        norms = torch.cat([row_norms(gradient) for gradient in counted])
+    squares = norms.double().square().sum()
     if tp_group.size() > 1:
         dist.all_reduce(squares, group=tp_group)
     return squares.sqrt().float()
+
+
+def row_norms(values: torch.Tensor) -> torch.Tensor:
+    """Return norms, `[rows]`, whose squares add up to the square of a tensor's norm.
+
+    On a CPU torch adds squares in the tensor's own type, which makes the norm of a large fp32
+    matrix up to a thousandth too low. Sums over short rows lose nothing, at the same speed.
+    """
+    if values.is_cuda:
+        return torch.linalg.vector_norm(values).view(1)
+    elements = values.reshape(-1)
+    whole = elements.numel() // NORM_ROW * NORM_ROW
+    rows = torch.linalg.vector_norm(elements[:whole].view(-1, NORM_ROW), dim=1)
+    return torch.cat([rows, torch.linalg.vector_norm(elements[whole:]).view(1)])
 
 
 def _divisor(norm: torch.Tensor, clip: float) -> torch.Tensor:

@@ -52,9 +52,8 @@ class PhasedEngine:
         state: StoredState | None = None,
     ) -> None:
         self._resolved = resolved
-        self._config = resolved.config
         self._context = context
-        self.phase = self._config.phase_at(step)
+        self.phase = resolved.config.phase_at(step)
         self.engine: Any  # its attributes are dynamic, so it cannot be typed usefully
         self._reduction: OverlappedReduction | None
         self.audit: dict[str, Any]
@@ -65,7 +64,7 @@ class PhasedEngine:
 
     def is_in(self, step: int) -> bool:
         """Return whether the live engine is that of the phase of `step`."""
-        return self._config.phase_at(step) == self.phase
+        return self._resolved.config.phase_at(step) == self.phase
 
     def enter(self, step: int) -> bool:
         """Enter the phase of `step` (collective).
@@ -78,7 +77,7 @@ class PhasedEngine:
         """
         if self.is_in(step):
             return False
-        new = self._config.phase_at(step)
+        new = self._resolved.config.phase_at(step)
         state = TrainingState.of(self.engine)
         trained = trained_digests(self.engine.module, self._context, new.newly_kept)
         self.close()
@@ -119,30 +118,40 @@ class PhasedEngine:
         gc.collect()
 
     def _build(self, state: TrainingState | StoredState | None) -> None:
-        model = build_model(self._config, self._context, self.phase.number)
+        resolved = self._resolved
+        config = resolved.config
+        model = build_model(config, self._context, self.phase.number)
         if state is not None:
             with together():
                 state.give_weights(model)
-        self.engine, self._reduction, self.audit = wrap_model(model, self._resolved, self._context)
-        until_now = self._config.phases[: self.phase.number + 1]
+        self.engine, self._reduction, self.audit = wrap_model(model, resolved, self._context)
+        until_now = resolved.phases[: self.phase.number + 1]
         if kept := {layer for phase in until_now for layer in phase.newly_kept}:
             self.audit[KEPT_ROWS] = trained_digests(model, self._context, kept)
         on_cuda = self._context.device.type == "cuda"
-        if self._config.performance.compiles(on_cuda, self._resolved.layout.zero_stage):
+        if config.performance.compiles(on_cuda, resolved.layout.zero_stage):
             compile_layers(model, "inductor")
         if state is not None:
             with together():
                 state.give_optimizer(self.engine)
         self.update = GuardedUpdate(self.engine)
-        self.actions = actions_after_update(self.engine, self._config, self._context)
+        self.actions = actions_after_update(
+            self.engine,
+            self._context,
+            shape=resolved.shape,
+            qk_clip=config.optimizer.qk_clip,
+            telemetry=config.telemetry,
+        )
 
-    def continue_audit(self, before: Mapping[str, Any]) -> None:
-        """Take the audits of earlier phases from the content of an audit.json."""
-        self._audited = list(before.get("phases", []))
+    def audit_of_phases(self, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the audit for audit.json: of the live engine, and of each phase so far.
 
-    def audit_of_phases(self) -> dict[str, Any]:
-        """Return the audit for audit.json: of the live engine, and of each phase so far."""
-        if len(self._config.phases) == 1:
+        Args:
+            before: the audit.json of earlier starts, with their phases; None: they are known.
+        """
+        if before is not None:
+            self._audited = list(before.get("phases", []))
+        if len(self._resolved.phases) == 1:
             return self.audit
         earlier = [entry for entry in self._audited if entry["phase"] < self.phase.number]
         phase_audit = {

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from megatron_patches.recipe.counting import model_flops_per_token
 from pretrain.checkpoint.branching import origin_of, take_records
 from pretrain.checkpoint.resuming import Start
 from pretrain.config.keys import KEYS, Change, effective_changes
-from pretrain.config.resolved import Resolved
-from pretrain.config.tree import Config
+from pretrain.config.resolved import FILE_FACTS, Resolved
 from pretrain.data.open import RunData, data_facts
 from pretrain.errors import UserError
-from pretrain.plan.products import hardware_flops_per_token
+from pretrain.plan.products import Products
 from pretrain.ranks.devices import peak_flops
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import (
@@ -30,6 +29,7 @@ from pretrain.runs.directory import (
 from pretrain.runs.environment import describe_environment
 from pretrain.runs.metrics_file import last_record, summary_of
 from pretrain.runs.removal import remove_file
+from pretrain.runs.seals import intact_seals
 from pretrain.runs.tags import VALIDATION_LOSS
 from pretrain.telemetry.hparams import hparams, results
 from pretrain.telemetry.records import RunFacts
@@ -37,8 +37,6 @@ from pretrain.telemetry.telemetry import Telemetry
 from pretrain.training.earlier import Earlier, read_earlier
 from pretrain.training.phase_engine import PhasedEngine
 
-DEEPSPEED_FACT = "deepspeed_config_sha256"
-"""Key of environment.json with the SHA-256 of the file of deepspeed.config; null without one."""
 ENDINGS = {
     FINISHED: "",
     STOPPED: " is saved; the same command continues from here",
@@ -63,15 +61,21 @@ def open_run_files(
         UserError: there are no steps left to train, or settings of a finished run have changed.
     """
     config = resolved.config
+    run = resolved.directory
+    total_steps = resolved.total_steps
     step = start.position.step
-    facts = run_facts(config, context, phased)
-    check_steps_left(config.run_directory, config.total_steps, step)
-    summarised = step == config.total_steps and config.run_directory.state() == FINISHED
-    earlier = read_earlier(config, start)
-    changes = changes_since(resolved, earlier)
-    if step == config.total_steps:
-        refuse_changes_of_the_past(config.run_directory, changes, step)
-    begins = headline(config, context, phased.audit, start, changes=changes)
+    facts = run_facts(resolved, context, phased)
+    check_steps_left(run, total_steps, step)
+    summarised = step == total_steps and run.state() == FINISHED
+    earlier = read_earlier(run, start, config.checkpoint.fall_back)
+    changes = [
+        *effective_changes(earlier.settings, config.values),
+        *content_changes(resolved.file_digests, earlier),
+    ]
+    if step == total_steps:
+        refuse_changes_of_the_past(run, changes, step)
+    begins = headline(run.path, config.attention.variant, context, phased.audit, start=start)
+    begins += "".join(f"; from step {step + 1} on {change}" for change in changes)
     environment = environment_of(
         resolved,
         context.device,
@@ -79,9 +83,20 @@ def open_run_files(
         changes=[*start.layout_changes, *changes],
         earlier=earlier,
     )
-    phased.continue_audit(earlier.audit)
-    write_run_files(resolved, data, phased, start, environment=environment)
-    telemetry = open_telemetry(config, facts, step, summarised=summarised)
+    audit = phased.audit_of_phases(earlier.audit)
+    write_run_files(resolved, start, audit, environment=environment, data=data_facts(data))
+    telemetry = Telemetry(
+        run,
+        facts,
+        every=config.telemetry.every,
+        tensorboard=config.telemetry.tensorboard,
+        wandb=config.telemetry.wandb,
+        variance_window=config.telemetry.variance_window,
+        hparams=hparams(config.values),
+        total_steps=total_steps,
+        resume_step=step,
+        summarised=summarised,
+    )
     for line in (begins, *start.notes, *earlier.notes):
         telemetry.say(line)
     return telemetry
@@ -132,27 +147,26 @@ def refuse_changes_of_the_past(run: RunDirectory, changes: Sequence[Change], tra
             )
 
 
-def changes_since(resolved: Resolved, earlier: Earlier) -> list[Change]:
-    """Return the keys that differ from config.yaml, as the segment before or the trunk left it.
+def content_changes(file_digests: Mapping[str, str | None], earlier: Earlier) -> list[Change]:
+    """Return the changes of files that keys name, whose names have not changed.
 
     Args:
-        resolved: this run's configuration; another content of the file of deepspeed.config counts
-            too.
+        file_digests: {key: SHA-256 of the file that it names}; None: it names none.
         earlier: what the run's files, or its trunk's, say.
     """
-    was = earlier.environment.get(DEEPSPEED_FACT)
-    digest = resolved.deepspeed_sha256
-    content = Change("the content of deepspeed.config", was, digest)
-    keys = effective_changes(earlier.settings, resolved.config.values)
-    return [*keys, *([content] if was and was != digest else [])]
+    changes = [
+        Change(f"the content of {key}", earlier.environment.get(FILE_FACTS[key]), digest)
+        for key, digest in file_digests.items()
+    ]
+    return [change for change in changes if change.was and change.was != change.value]
 
 
 def write_run_files(
     resolved: Resolved,
-    data: RunData,
-    phased: PhasedEngine,
     start: Start,
+    audit: Mapping[str, Any],
     environment: Mapping[str, Any],
+    data: Mapping[str, Any],
 ) -> None:
     """Write the files that describe the run, and the state that says it is running.
 
@@ -160,19 +174,18 @@ def write_run_files(
 
     Args:
         resolved: the run's configuration.
-        data: the run's data.
-        phased: the live engine, for its audit.
+        audit: the content of audit.json.
         environment: the content of environment.json, as `environment_of` returns it.
+        data: the content of data.json.
     """
-    run = resolved.config.run_directory
-    facts = data_facts(data)
+    run = resolved.directory
     remove_file(run.summary)  # of an earlier end, if the schedule was extended
     write_text_atomically(run.config, resolved.config.to_yaml())
     if start.trunk is not None:
         take_records(start.trunk, run, start.position.step)
-    write_audit(run, phased)
+    write_json(run.audit, audit)
     write_json(run.environment, environment)
-    write_json(run.data, facts)
+    write_json(run.data, data)
     run.write_state(RUNNING)
 
 
@@ -207,18 +220,14 @@ def environment_of(
         "changes": {change.key: {"was": change.was, "is": change.value} for change in changes},
         **({} if trunk is None else {"branched_from": origin_of(trunk, first_step - 1)}),
         **({"lost": [*earlier.lost]} if earlier.lost else {}),
+        "seals": intact_seals(resolved.config.run_path.resolve().parent),
     }
-    digest = {DEEPSPEED_FACT: resolved.deepspeed_sha256}
-    return {**environment, **digest, "segments": [*earlier_segments, segment]}
+    digests = {FILE_FACTS[key]: digest for key, digest in resolved.file_digests.items()}
+    return {**environment, **digests, "segments": [*earlier_segments, segment]}
 
 
 def write_audit(run: RunDirectory, phased: PhasedEngine) -> None:
-    """Write the audit of the live engine beside those of the phases before.
-
-    Args:
-        run: the run's directory.
-        phased: the live engine.
-    """
+    """Write the audit of the live engine beside those of the phases before."""
     write_json(run.audit, phased.audit_of_phases())
 
 
@@ -238,41 +247,17 @@ def close_run_files(run: RunDirectory, telemetry: Telemetry, state: str) -> None
     run.write_state(state)
 
 
-def open_telemetry(
-    config: Config, facts: RunFacts, resume_step: int, *, summarised: bool
-) -> Telemetry:
-    """Open telemetry that continues after a step.
-
-    Args:
-        config: the run's configuration.
-        facts: what `run_facts` returns for the phase of that step.
-        resume_step: the last trained step; 0: none.
-        summarised: TensorBoard has the results of that step already.
-    """
-    return Telemetry(
-        config.run_directory,
-        facts,
-        every=config.telemetry.every,
-        tensorboard=config.telemetry.tensorboard,
-        wandb=config.telemetry.wandb,
-        variance_window=config.telemetry.variance_window,
-        hparams=hparams(config.values),
-        total_steps=config.total_steps,
-        resume_step=resume_step,
-        summarised=summarised,
-    )
-
-
-def run_facts(config: Config, context: ParallelContext, phased: PhasedEngine) -> RunFacts:
+def run_facts(resolved: Resolved, context: ParallelContext, phased: PhasedEngine) -> RunFacts:
     """Return the facts that telemetry counts with, in the engine's phase."""
-    shape, policy, phase = config.shape, config.policy, phased.phase.number
+    config = resolved.config
+    products = Products(resolved.shape, resolved.policy, phased.phase.number)
     device = device_name(context.device)
     totals = phased.audit["totals"]
     return RunFacts(
         world_size=context.world_size,
         device_name=device,
-        model_flops_per_token=model_flops_per_token(shape, policy),
-        executed_flops_per_token=hardware_flops_per_token(shape, policy, phase, config.performance),
+        model_flops_per_token=products.model,
+        executed_flops_per_token=products.hardware(config.performance),
         peak_flops_per_device=peak_flops(device, config.precision.dtype),
         trainable_parameters=totals["model_trainable_parameters"],
         frozen_parameters=totals["model_frozen_parameters"],
@@ -282,29 +267,23 @@ def run_facts(config: Config, context: ParallelContext, phased: PhasedEngine) ->
 
 
 def headline(
-    config: Config,
-    context: ParallelContext,
-    audit: Mapping[str, Any],
-    start: Start,
-    changes: Sequence[Change],
+    run_path: Path, variant: str, context: ParallelContext, audit: Mapping[str, Any], start: Start
 ) -> str:
-    """Return the first line of a run's log.
+    """Return the first line of a run's log, without the changes of its settings.
 
     Args:
         audit: audit of the live engine.
-        changes: changes of the settings since the run last trained.
     """
     totals, step = audit["totals"], start.position.step
     begins = f"resumes after step {step}" if step else "starts"
     if start.trunk is not None:
         begins = f"starts as a branch of {start.trunk.path}, after its step {step}"
     return (
-        f"{config.run_path} {begins}: {config.attention.variant}, "
+        f"{run_path} {begins}: {variant}, "
         f"{totals['model_trainable_parameters']:,} trainable and "
         f"{totals['model_frozen_parameters']:,} frozen parameters, "
         f"tensor parallel {context.tensor_parallel_size} x data parallel "
         f"{context.data_parallel_size} on {device_name(context.device)}, ZeRO-{audit['zero_stage']}"
-        + "".join(f"; from step {step + 1} on {change}" for change in changes)
     )
 
 

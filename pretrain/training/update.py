@@ -29,12 +29,13 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from megatron_patches.recipe.parts import Tensor
+from megatron_patches.recipe.parts import ModelShape, Tensor
 from pretrain.checkpoint.format import MASTER
 from pretrain.checkpoint.slices import Slice, slices_of_rank
-from pretrain.config.tree import Config
+from pretrain.config.sections import TelemetrySection
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.tags import SPECTRAL_NORM, UPDATE_NORM, WEIGHT_NORM
+from pretrain.training.optimizers import row_norms
 
 
 @dataclass(frozen=True)
@@ -149,18 +150,24 @@ def around_update(actions: Sequence[AfterUpdate], step: int) -> Iterator[dict[st
 
 
 def actions_after_update(
-    engine: Any, config: Config, context: ParallelContext
+    engine: Any,
+    context: ParallelContext,
+    *,
+    shape: ModelShape,
+    qk_clip: float | None,
+    telemetry: TelemetrySection,
 ) -> tuple[AfterUpdate, ...]:
     """Return the actions around the updates of an engine, in the order in which they run.
 
     Args:
         engine: A deepspeed.DeepSpeedEngine.
+        qk_clip: The limit of QK-Clip; None: scores have none.
     """
     actions: list[AfterUpdate] = []
-    if config.optimizer.qk_clip is not None:
-        actions.append(QueryKeyClip(engine, config, context))
-    if config.telemetry.weights_every > 0:
-        actions.append(WeightNorms(engine, config, context))
+    if qk_clip is not None:
+        actions.append(QueryKeyClip(engine, context, shape, qk_clip))
+    if telemetry.weights_every > 0:
+        actions.append(WeightNorms(engine, context, telemetry))
     actions.append(FirstUpdate(engine))
     return tuple(actions)
 
@@ -194,16 +201,18 @@ class QueryKeyClip(AfterUpdate):
 
     Args:
         engine: A deepspeed.DeepSpeedEngine with megatron-core's fused W_QKV, not of ZeRO stage 3.
-        config: The run's configuration, with optimizer.qk_clip.
+        limit: τ, optimizer.qk_clip.
     """
 
     name = "qk_clip"
 
-    def __init__(self, engine: Any, config: Config, context: ParallelContext) -> None:
-        self._limit = config.optimizer.qk_clip or math.inf
+    def __init__(
+        self, engine: Any, context: ParallelContext, shape: ModelShape, limit: float
+    ) -> None:
+        self._limit = limit
         self._group = context.mpu.get_data_parallel_group()
-        self._shape = config.shape
-        heads = self._shape.num_attention_heads // context.tensor_parallel_size
+        self._shape = shape
+        heads = shape.num_attention_heads // context.tensor_parallel_size
         attentions = [layer.self_attention for layer in engine.module.decoder.layers]
         self._cores = [attention.core_attention for attention in attentions]
         for core in self._cores:
@@ -272,10 +281,10 @@ class WeightNorms(AfterUpdate):
 
     name = "weight_norms"
 
-    def __init__(self, engine: Any, config: Config, context: ParallelContext) -> None:
+    def __init__(self, engine: Any, context: ParallelContext, telemetry: TelemetrySection) -> None:
         self._engine = engine
-        self._every = config.telemetry.weights_every
-        self._patterns = config.telemetry.spectral_norms
+        self._every = telemetry.weights_every
+        self._patterns = telemetry.spectral_norms
         self._context = context
         self._earlier: list[tuple[Slice, torch.Tensor]] = []
 
@@ -305,9 +314,9 @@ class WeightNorms(AfterUpdate):
         sums = torch.zeros(len(elements), 3, dtype=torch.float64, device=self._context.device)
         for weight_slice, earlier in self._earlier:
             now = weight_slice.values(MASTER)
-            lengths = [torch.linalg.vector_norm(values).double() for values in (now, now - earlier)]
+            norms_of_both = [row_norms(values).double() for values in (now, now - earlier)]
             row = sums[numbers[kind_of(weight_slice.name)]]
-            row[:2] += torch.stack(lengths).square()
+            row[:2] += torch.stack([norms.square().sum() for norms in norms_of_both])
             row[2] += weight_slice.length
         dist.all_reduce(sums)
         element_counts = torch.tensor(list(elements.values()), dtype=sums.dtype, device=sums.device)

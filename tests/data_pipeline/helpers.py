@@ -173,11 +173,3 @@ def arguments(workshop: Workshop, out: Path, *more: str) -> list[str | Path]:
 def digests(manifest: Manifest) -> list[tuple[str, str, str]]:
     """The shards' content."""
     return [(shard.name, shard.bin_sha256, shard.idx_sha256) for shard in manifest.shards]
-
-
-def assert_same_source(made: Manifest, local: Manifest) -> None:
-    """Shards made from a store are those of the same files on disk; only theirs have versions."""
-    assert digests(made) == digests(local)
-    for entry, known in zip(made.inputs, local.inputs, strict=True):
-        assert (entry.name, entry.sha256, entry.lines) == (known.name, known.sha256, known.lines)
-        assert entry.version and not known.version

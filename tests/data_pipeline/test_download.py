@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,11 +132,11 @@ def test_a_connection_that_breaks_in_a_file_is_taken_up_there(hub: Hub, tmp_path
 @pytest.mark.distributed
 def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     name = "train/chunk2/example_train_1.jsonl.zst"
-    hub.busy[name] = 1
+    hub.busy |= {name: 1, "": 1}  # the file, and the first request
     wanted = ("--out", tmp_path / "out", "--include", "train/chunk2/*")
     done = download(hub, *wanted)
     assert done.code == 0, done.err
-    assert f"{name}: " in done.err and "503" in done.err and "again in 1 s" in done.err
+    assert f"{REPOSITORY}: " in done.err and "503" in done.err and "again in 1 s" in done.err
     assert (tmp_path / "out" / name).read_bytes() == hub.files[name]
 
 
@@ -172,18 +171,24 @@ def test_errors_that_pass_are_those_of_network_and_hub() -> None:
     assert [passes(error) for error in lasting] == [False] * len(lasting)
 
 
-def test_a_file_is_asked_for_until_the_work_ends() -> None:
-    file = RemoteFile("train/a.zst", 1, "", "")
-    ended = threading.Event()
+def test_the_waits_begin_anew_where_files_came_meanwhile() -> None:
+    left = 4
     said: list[str] = []
 
-    def ask(file: RemoteFile) -> None:
-        ended.set()  # another file has failed for good, or Ctrl-C
-        raise RuntimeError("Data processing error: no route")
+    def request() -> None:
+        nonlocal left
+        left -= len(said) != 1  # nothing comes after the first wait
+        if left:
+            raise RuntimeError("Data processing error: no route")
 
+    repeat(request, "a", said.append, waits=(0, 0.01), left=lambda: left)
+    waits = [line.partition("again in ")[2] for line in said]
+    assert waits == ["0 s", "0.01 s", "0 s", "0 s"]
+    assert said[0].startswith("a: Data processing error")
+    left, said[:] = 9, []
     with pytest.raises(RuntimeError, match="no route"):
-        repeat(ask, file, said.append, ended)
-    assert said == ["train/a.zst: Data processing error: no route; asking for it again in 1 s"]
+        repeat(request, "a", said.append, waits=(0,), left=lambda: 9)
+    assert len(said) == 1
 
 
 @pytest.mark.distributed
@@ -201,8 +206,8 @@ def test_a_moved_branch_does_not_mix_commits(hub: Hub, tmp_path: Path) -> None:
 def test_the_users_mistakes_are_one_sentence(hub: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for arguments, expected in (
-        (("--hub-id", "acme/absent"), "no data set acme/absent"),
-        (("--hub-id", "a/b/c"), "--hub-id a/b/c is not a name"),
+        (("--hub-id", "acme/absent"), "the hub has no data set acme/absent"),
+        (("--hub-id", "a/b/c"), "a/b/c is not a name like organisation/data-set"),
         (("--revision", "v9"), f"{REPOSITORY} has no revision v9"),
         (("--splits", "dev"), "no file that matches dev/*.jsonl.zst"),
         (("--fraction", "0"), "--fraction 0.0 must be above 0"),
@@ -214,9 +219,16 @@ def test_the_users_mistakes_are_one_sentence(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.distributed
 def test_no_network_is_one_sentence(tmp_path: Path) -> None:
     command = ("download", "tinystories", "--out", tmp_path / "out")
-    for environment in ({"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}):
-        sentence = run_apart(*command, environment=environment).sentence()
-        assert "cannot download roneneldan/TinyStories" in sentence
+    sentence = run_apart(*command, environment={"HF_HUB_OFFLINE": "1"}).sentence()
+    assert "cannot download roneneldan/TinyStories" in sentence
+    refused = run_apart(*command, environment={"HF_ENDPOINT": "http://127.0.0.1:9"})
+    *waits, sentence = refused.err.splitlines()
+    assert refused.code == 2 and [line.rpartition(" in ")[2] for line in waits] == [
+        "1 s",
+        "4 s",
+        "10 s",
+    ]
+    assert sentence.startswith("error: cannot download roneneldan/TinyStories: ")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +315,9 @@ def test_a_named_corpus_is_interrupted_continued_and_tokenised(
     with serve({name: rows_of(name) for name in names} | {"README.md": b"# card"}) as hub:
         hub.broken.add(names[1])  # this one is no good and not kept; the other one is
         into = ("--out", out, "--workers", "1")
-        sentence = download(hub, *into, source=source).sentence()
+        refused = download(hub, *into, source=source)
+        sentence = refused.err.splitlines()[-1]
+        assert refused.code == 2 and sentence.startswith("error: ")
         assert f"{names[1]} has the hash" in sentence and "download again" in sentence
         assert not (out / names[1]).exists() and not (out / "download.json").exists()
         hub.broken.clear()

@@ -253,37 +253,33 @@ def test_an_export_whose_checkpoint_was_written_anew_is_made_again(
 def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
     found: dict[str, Any], runs: Path, name: str
 ) -> None:
-    from laboratory.finetuning.classification_data import TASKS
-    from laboratory.finetuning.frozen_rows import freeze, remember, what_changed
-    from laboratory.finetuning.models import (
-        HEAD,
-        load_classifier,
-        load_language_model,
-        open_pretrained,
-    )
+    from laboratory.finetuning.glue_data import TASKS
+    from laboratory.finetuning.models import load_classifier, load_tokenizer, open_pretrained
+    from laboratory.finetuning.query_key import freeze
+    from pretrain.export.models import read_language_model
 
     torch.manual_seed(0)
     pretrained = open_pretrained(runs / "out" / name, trust_code=True)
-    model: Any = load_classifier(pretrained, TASKS["sst2"], pad_id=2)
+    model: Any = load_classifier(pretrained, TASKS["sst2"], load_tokenizer(pretrained))
     ids = torch.tensor([[2, 5, 77, 300, 9], [2, 8, 2, 2, 2]])
     with torch.no_grad():  # the body is the exported one
         hidden = model.base_model(ids[:1]).last_hidden_state
-        expected = load_language_model(pretrained).eval().base_model(ids[:1]).last_hidden_state
+        language_model = read_language_model(pretrained.directory, True, torch.float32).eval()
+        expected = language_model.base_model(ids[:1]).last_hidden_state
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
-    freeze(model, pretrained.frozen_rows)
-    before = remember(model, pretrained.frozen_rows)
-    training = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(training, 1e-2, weight_decay=0.1)
+    frozen = freeze(model, pretrained.frozen_rows)
+    training = {key: weight for key, weight in model.named_parameters() if weight.requires_grad}
+    before = {key: weight.detach().clone() for key, weight in training.items()}
+    optimizer = torch.optim.AdamW(training.values(), 1e-2, weight_decay=0.0)
     mask = torch.tensor([[1] * 5, [1, 1, 0, 0, 0]])
     model(ids, attention_mask=mask, labels=torch.tensor([0, 1])).loss.backward()
     optimizer.step()
-    changed = what_changed(model, pretrained.frozen_rows, before, HEAD)
-    assert changed["frozen_tensors"] == len(found[name]["frozen_rows"])
-    frozen = [one for ranges in found[name]["frozen_rows"].values() for one in ranges]
-    rows = sum(end - first for first, end in frozen)
+    frozen.check()
+    ranges = [one for ranges in found[name]["frozen_rows"].values() for one in ranges]
+    rows = sum(end - first for first, end in ranges)
     biases = rows if found[name]["model"] in ("GPT2LMHeadModel", "OraLearnedForCausalLM") else 0
-    assert changed["frozen_entries"] == 32 * rows + biases
-    assert changed["unchanged_tensors"] == []
+    assert frozen.entries == 32 * rows + biases
+    assert [key for key, weight in training.items() if weight.equal(before[key])] == []
 
 
 def test_a_run_is_fine_tuned_through_its_export(found: dict[str, Any], runs: Path) -> None:
@@ -359,17 +355,14 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
 
     files = write_tasks(tmp_path / "files")
     out = tmp_path / "out"
-    tasks([runs / "hybrid", runs / "normed"], "choice", "hybrid", include_path=files, out=out)
+    tasks([runs / "hybrid", runs / "normed"], "choice", include_path=files, out=out)
     report = json.loads((out / "report.json").read_text())
     models = [(one["name"], one["step"]) for one in report["models"]]
     assert models == [("hybrid", 4), ("normed", 4)]
-    (one,) = report["item_tests"]
-    assert (one["variant"], one["items"]) == (
-        "orthogonal+query_key_bias+channel_scale+low_rank",
-        24,
-    )
-    (differ,) = [note for note in report["notes"] if "differ in" in note]
-    assert "parallel.sequence_parallel" in differ
+    (one,) = report["items"]
+    assert (one["compared"], one["gap"]["n"]) == ("normed", 24)
+    adapted = "orthogonal+query_key_bias+channel_scale+low_rank"
+    assert report["models"][1]["variant"].startswith(adapted)
     assert (runs / "normed/exports/step_00000004/modeling_ora.py").is_file()
 
 

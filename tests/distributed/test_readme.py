@@ -43,7 +43,7 @@ PASTED = {
     "python -m pretrain train demo": SETTINGS,
     "python -m pretrain sweep a1_init": " --dry-run",
     "python -m pretrain compare demo/runs/vanilla demo/runs/": "",
-    "python -m pretrain compare-losses losses.csv": "",
+    "python -m pretrain compare-losses docs/results/wiki/runs.csv": "",
     EXPORT: "",
 }
 """{beginning of a command: what is added, so that it takes seconds}"""
@@ -72,7 +72,7 @@ class Reader:
 
     Args:
         environment: what the quickstart installs, and nothing else.
-        place: where it is done: with pages of docs, and losses.
+        place: where it is done: with the pages of docs.
     """
 
     def __init__(self, environment: Environment, place: Path) -> None:
@@ -104,8 +104,6 @@ class Reader:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     place = tmp_path_factory.mktemp("quickstart")
     shutil.copytree(ROOT / "docs", place / "docs")  # with the tables of its results
-    table = [f"{name},{seed},{3 + seed / 9}" for name in ("main", "mine") for seed in range(1, 4)]
-    (place / "losses.csv").write_text("\n".join(["name,seed,loss", *table]) + "\n")
     environment = Environment(place / "venv")
     environment.install("compare")  # in a checkout
     environment.install_checkout(ROOT)
@@ -144,18 +142,18 @@ def test_what_the_commands_leave_is_what_readme_names(reader: Reader) -> None:
 def test_texts_become_a_page_with_text_of_both_models(reader: Reader) -> None:
     said = reader.paste(TRY).stdout.splitlines()
     assert said[1].startswith("not read (no column of the text): results/")
-    assert said[2] == "vanilla beside monarch_shared_conv:"
-    assert said[3].startswith("2 layers of 32") and "6 steps" in said[3]
-    assert said[-1] == "the page: trial/comparison/report.html"
+    assert said[2] == "vanilla beside vanilla_conv4 beside monarch_shared_conv:"
+    assert said[5].startswith("2 layers of 32") and "6 steps" in said[5]
+    assert said[-1] == "report: trial/comparison/report.html"
     page = reader.place / "trial/comparison"
     content = json.loads((page / "comparison.json").read_text())
     names = [variant["name"] for variant in content["variants"]]
-    assert names == ["vanilla", "monarch_shared_conv"]
+    assert names == ["vanilla_conv4", "vanilla", "monarch_shared_conv"]
     assert [text["variant"] for text in content["texts"]] == [
         name for name in names for _ in range(2)
     ]
     prompts = [text["prompt"] for text in content["texts"]]
-    assert prompts[:2] == prompts[2:] and prompts[0] != prompts[1]
+    assert prompts == prompts[:2] * 3 and prompts[0] != prompts[1]
     written = (page / "report.html").read_text()
     assert "Text of the models" in written and written.count("<svg") >= 3
     other = reader.environment.run(f"{TRY}{OPTIONS} --design orthogonal", reader.place)

@@ -32,8 +32,7 @@ from data_pipeline.tokenizing.rejects import Limits, RejectWatch, notes
 from data_pipeline.tokenizing.run import Run, finish
 from data_pipeline.tokenizing.unit_files import unit_groups
 from data_pipeline.tokenizing.work_unit import has_data, has_rejects, read_record
-from laboratory.evaluation.tasks import run as tasks
-from laboratory.finetuning import glue, models
+from laboratory.finetuning import experiment, models
 from laboratory.replay import __main__ as replay
 from laboratory.replay import prepare
 from laboratory.study.cache import ResultCache
@@ -65,12 +64,7 @@ FROZEN_ROWS = {"h.0.attn.c_attn.weight": [[0, 8], [16, 24]]}
 EXPORT = export_facts(
     "a", "vanilla", 1, frozen_rows=FROZEN_ROWS, files={}, checkpoint_sha256="a" * 64
 )
-RESULT = {
-    "scores": {"acc": {"value": 0.5, "stderr": None, "higher_is_better": True, "items": [0.0]}},
-    "items": 1,
-    "cut": 0,
-}
-SCORES = {"score": 0.5, "metrics": {"accuracy": 0.5}, "standard_error": 0.1, "items": 24}
+SCORES = {"metrics": {"accuracy": 0.5}, "items": 24, "best_epoch": 1, "frozen_share": 0.1}
 TRIAL = {"result": SCORES}
 TOLD = {"document": "a", "samples": [1], "loss": 3.5, "tokens": 4, "share": 1.0, "text": "b"}
 ANSWER = {
@@ -229,11 +223,8 @@ def of_results(root: Path) -> Iterator[tuple[str, Form]]:
         return models.group_models([own])
 
     yield "export", Form(export, model)
-    of_task = ResultCache(root, tasks._RESULT)
-    of_trial = ResultCache(root, glue._KEPT)
-    of_task.write("task", {"seed": 1}, RESULT)
+    of_trial = ResultCache(root, experiment._KEPT)
     of_trial.write("glue", {"seed": 1}, TRIAL)
-    yield "task", Form(root / "task.json", lambda: tasks._scores(kept(of_task, "task")))
     yield "glue", Form(root / "glue.json", lambda: kept(of_trial, "glue")["result"])
     requested = {"config": "a.yaml", "step": 4, "keep": [2]}
     for path, content, form in (
@@ -261,7 +252,7 @@ WRITERS = (
 NAMES = """
 plan, unit, manifest, location, training report, report of a model, corpus, download, lease,
 environment, data, audit, summary, earlier environment, earlier audit, segments, doctor, seal,
-marker, index, about, position, sidecar, export, task, glue, answer, request
+marker, index, about, position, sidecar, export, glue, answer, request
 """
 
 

@@ -5,9 +5,12 @@ What follows from the text, the cores and the time, and what is refused at once.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
@@ -20,8 +23,10 @@ from laboratory.quickstart import (
     Trial,
     _designs,
     _grid,
+    _training_seconds,
     _training_sentence,
     _write_grid,
+    choose_arms,
     linked,
     parameters,
     plan_sizes,
@@ -51,11 +56,13 @@ def refused(*words: str) -> str:
 
 
 def planned(size: int, cores: int, minutes: float, **own: Any) -> Trial:
-    settings, of_tokenizer, of_shards = plan_sizes(size, cores, minutes)
+    # Three runs, two at a time.
+    options = plan_sizes(size, cores / 2, _training_seconds(minutes) / 2)
+    settings, of_tokenizer, of_shards = options
     return Trial(
         texts=("x",),
         name="text",
-        designs=("vanilla", LEADING),
+        arms=choose_arms(LEADING),
         jobs=2,
         local_ranks=1,
         of_tokenizer=of_tokenizer,
@@ -84,7 +91,7 @@ def test_more_time_and_more_cores_train_on_more_tokens_but_few_texts_are_not_rea
 
 
 def test_a_vocabulary_that_is_given_is_that_of_tokenizer_and_model() -> None:
-    settings, of_tokenizer, _ = plan_sizes(2 * 10**6, 2, 4, 374)
+    settings, of_tokenizer, _ = plan_sizes(2 * 10**6, 1, 165, 374)
     assert settings["model.vocab_size"] == 374 and "--vocab-size=374" in of_tokenizer
 
 
@@ -101,7 +108,8 @@ def test_the_default_is_done_in_five_minutes_on_two_cores_at_half_the_demos_spee
     That is 6.5e3 tokens a second.
     """
     trial = planned(3_000_000, 2, 4)
-    tokens = 2 * trial.settings["schedule.steps"] * 8 * 128
+    rounds = 2
+    tokens = 2 * rounds * trial.settings["schedule.steps"] * 8 * 128
     assert parameters(4, 128, 4096) == 1_310_720
     assert tokens / 6.5e3 < 5 * 60 - 75
 
@@ -110,24 +118,66 @@ def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
     trial = planned(10**6, 2, 4, **{"schedule.steps": 7, "schedule.warmup_steps": 1})
     grid = _grid(trial, tmp_path)
     runs = expand(read_grid(str(_write_grid(grid, tmp_path))))
-    assert [run.name for run in runs] == ["vanilla", LEADING]
+    assert [run.name for run in runs] == ["vanilla", "vanilla_conv4", LEADING]
     configs = [load_config("demo", run.overrides()) for run in runs]
     assert [config.run_path for config in configs] == [tmp_path / "runs" / run.name for run in runs]
     assert all(config.total_steps == 7 for config in configs)
-    assert configs[0].policy.trainable and not configs[1].policy.trainable
+    assert [config.policy.trainable for config in configs] == [True, True, False]
+    # The frozen design and its baseline differ in queries and keys alone.
+    assert trial.arms.baseline == "vanilla_conv4"
+    assert configs[1].policy.adapters == configs[2].policy.adapters != ()
     entry = _designs()[SPELLED_OUT].items()
     spelled_out = [override_text(key, value) for key, value in entry if key != "name"]
-    assert configs[1].policy == load_config("demo", spelled_out).policy
-    assert configs[1].optimizer.learning_rate_factors == {"*_taps": 3, "*.log_scale": 3}
-    assert _training_sentence(trial, grid).startswith(
-        f"vanilla beside {LEADING}:\n4 layers of 128, about 1.3 M parameters, 7 "
-    )
+    assert configs[2].policy == load_config("demo", spelled_out).policy
+    for config in configs[1:]:
+        assert config.optimizer.learning_rate_factors == {"*_taps": 3, "*.log_scale": 3}
+    lines = _training_sentence(trial, grid).splitlines()
+    assert lines[0] == f"vanilla beside vanilla_conv4 beside {LEADING}:"
+    assert lines[1].startswith("vanilla_conv4 is vanilla with the adapters short_convolution, ")
+    assert lines[2].endswith("and the same adapters: the page compares it with vanilla_conv4")
+    assert lines[3].startswith("4 layers of 128, about 1.3 M parameters, 7 ")
     _write_grid(grid, tmp_path)  # again: goes on
     with pytest.raises(
         UserError,
         match=r"^\S*/sweep.yaml is of another size of text.*; give another --out, or delete \S*$",
     ):
         _write_grid(_grid(planned(10**6, 2, 9), tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("design", "names", "baseline"),
+    [
+        ("orthogonal", ["vanilla", "orthogonal"], "vanilla"),
+        ("vanilla_conv4", ["vanilla", "vanilla_conv4"], "vanilla"),
+        ("shared", ["vanilla", "vanilla_channel_scale", "shared"], "vanilla_channel_scale"),
+        (
+            "trained_shared_conv4",
+            ["vanilla", "vanilla_conv4", "trained_shared_conv4"],
+            "vanilla_conv4",
+        ),
+    ],
+)
+def test_a_design_is_compared_with_what_differs_in_one_thing(
+    design: str, names: list[str], baseline: str
+) -> None:
+    arms = choose_arms(design)
+    assert (list(arms.names), arms.baseline) == (names, baseline)
+
+
+@pytest.mark.parametrize("design", [*list(_designs())[1:]])
+def test_every_design_has_a_baseline_with_its_adapters(design: str) -> None:
+    arms = choose_arms(design)
+    policies = {}
+    rates = {}
+    for name, entry in zip(arms.names, arms.entries, strict=True):
+        overrides = [override_text(key, value) for key, value in entry.items() if key != "name"]
+        config = load_config("demo", overrides)
+        policies[name] = config.policy
+        rates[name] = config.optimizer.learning_rate_factors
+    assert policies[arms.baseline].trainable and not policies[arms.baseline].shared
+    if arms.baseline != "vanilla":
+        assert policies[design].adapters == policies[arms.baseline].adapters
+        assert rates[design] == rates[arms.baseline]
 
 
 def test_the_demo_is_the_config_of_that_name(
@@ -196,11 +246,12 @@ def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(
 ) -> None:
     """A PDF among texts by another name, and records of which some have other keys."""
     (tmp_path / "records.jsonl").write_text('{"title": "t"}\n{"content": "a"}\n')
-    (tmp_path / "table.csv").write_text("id,content\n1,a\n")
+    table = pyarrow.table({"id": [1], "content": ["a"]})
+    pyarrow.parquet.write_table(table, tmp_path / "table.parquet")
     text_file(tmp_path / "plain.txt", 1000)
     (tmp_path / "book.txt").write_bytes(b"%PDF-1.4\n\xff")
     read, said, _ = survey(find_inputs([tmp_path]).files, "text|content", [str(tmp_path)])
-    assert [file.name for file in read] == ["plain.txt", "records.jsonl", "table.csv"]
+    assert [file.name for file in read] == ["plain.txt", "records.jsonl", "table.parquet"]
     assert said[0] == "text is read from the key `content`"
     assert said[1].startswith("not read (the file is a PDF, not text; convert it: pdftotext ")
     assert said[1].endswith("): book.txt") and len(said) == 2
@@ -209,14 +260,34 @@ def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(
     assert said[0] == "text is read from the keys `content` (of 2) and `text` (of 1)"
 
 
+def test_of_a_data_set_the_beginning_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laboratory.quickstart.MOST_BYTES", 300_000)
+    trials: list[Trial] = []
+    monkeypatch.setattr("laboratory.quickstart.run_trial", lambda trial, *_: trials.append(trial))
+    rows = [f"{n} {WORDS}" for n in range(9000)]
+    (tmp_path / "a.csv").write_text("id,body\n" + "".join(f'1,"{row}"\n' for row in rows))
+    command = ["try", f"csv:{tmp_path}/a.csv", f"--out={tmp_path / 'out'}"]
+    for _ in range(2):  # again: the same file
+        assert CliRunner().invoke(app, command).exit_code == 0
+    assert trials[0] == trials[1]
+    (text,) = trials[0].texts
+    lines = Path(text).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"text": row} for row in rows[: len(lines)]]
+    assert 300_000 <= Path(text).stat().st_size < 301_000
+    assert 'has no column "title", it has id, body; name' in refused(*command, "--text-key=title")
+    assert "is a table; give csv:FILE" in refused("try", f"{tmp_path}/a.csv")
+
+
 def test_a_table_without_text_is_left_out_below_a_directory_alone(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     (texts / "below").mkdir(parents=True)
     text_file(texts / "below/plain.txt", 1000)
-    table = texts / "below/losses.csv"
-    table.write_text("name,loss\na,1\n")
+    table = texts / "below/losses.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"name": ["a"], "loss": [1]}), table)
     read, said, tables = survey(find_inputs([texts]).files, "text|content", [str(texts)])
-    assert said == ["not read (no column of the text): below/losses.csv"] and tables == 1
+    assert said == ["not read (no column of the text): below/losses.parquet"] and tables == 1
     links = linked(read, tmp_path / "out")
     assert [file.name for file in find_inputs([links]).files] == ["below/plain.txt"]
     assert linked(read, tmp_path / "out") == links

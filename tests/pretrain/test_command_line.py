@@ -44,6 +44,27 @@ def test_a_mistake_is_one_sentence_and_leaves_no_run_directory(
     assert not runs.exists()
 
 
+OF_DATA = {"datasets", "huggingface_hub", "pyarrow", "pandas", "fsspec", "aiohttp"}
+"""What the data pipeline alone needs, and that only where a data set, parquet or a download is."""
+
+
+@pytest.mark.parametrize("inputs", ["--help", "tokenize --help", "tokenize LINES"])
+def test_files_of_text_are_tokenised_without_the_packages_of_data_sets(
+    inputs: str, tiny_shards: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "some words of a text"}\n' * 9)
+    words = inputs.replace("LINES", f"{tmp_path}/a.jsonl").split()
+    if "LINES" in inputs:
+        words += ["--tokenizer", f"{tiny_shards}/tokenizer.model", "--name", "x"]
+        words += ["--out", f"{tmp_path}/out"]
+    command = [sys.executable, "-X", "importtime", "-m", "data_pipeline", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "data_pipeline.errors" in imported
+    assert not {name.partition(".")[0] for name in imported} & (OF_DATA | {"torch"})
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -65,7 +86,7 @@ def test_a_quick_answer_imports_nothing_that_takes_seconds(line: str, sentence: 
     assert done.returncode == (2 if sentence else 0) and (sentence or "") in done.stderr
     assert "pretrain.errors" in imported
     slow = {"torch", "deepspeed", "megatron", "transformers", "scipy", "matplotlib", "tensorboard"}
-    assert not {name.partition(".")[0] for name in imported} & slow
+    assert not {name.partition(".")[0] for name in imported} & (slow | OF_DATA)
 
 
 @pytest.mark.parametrize("line", ["pretrain list variants", "pretrain show demo"])
@@ -117,6 +138,7 @@ def test_a_training_that_compiles_nothing_imports_no_compiler(
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"torch", "megatron.core", "deepspeed"} <= imported
     assert not imported & {"torch._dynamo", "torch._inductor", "triton.language", "boto3.session"}
+    assert not {name.partition(".")[0] for name in imported} & OF_DATA
 
 
 def test_a_training_leaves_at_once_after_its_last_line(tiny_shards: Path, tmp_path: Path) -> None:
@@ -155,6 +177,7 @@ def test_outside_the_environment_a_command_says_how_to_enter_it(package: str) ->
         "evaluate diversity RUN",
         "evaluate glue RUN --data RUN --tasks rte",
         "evaluate length RUN",
+        "evaluate reservoir RUN --data RUN",
         "evaluate tasks RUN --tasks arc_easy",
         "replay RUN",
         "trial RUN",

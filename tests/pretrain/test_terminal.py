@@ -5,6 +5,7 @@ Settings given as options.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,9 @@ def test_a_comparison_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (
             "variants",
             (
-                "monarch                 init=orthogonal, scope=layer",
-                "synthesizer_factorized  init=default",
+                "orthogonal              frozen           orthonormal rows of each head",
+                "unfreeze                frozen at first",
+                "monarch_trainable       trained          the factors train",
             ),
         ),
         ("configs", ("large         335.4 M parameters", "demo          A small model")),
@@ -130,6 +132,15 @@ def test_names_are_listed(what: str, some: tuple[str, ...]) -> None:
     assert sorted(line.split()[0] for line in text.splitlines() if line[0] != " ") == sorted(names)
     words = " ".join(text.split())
     assert all(" ".join(line.split()) in words for line in some)
+
+
+def test_help_lists_every_verb_in_the_order_of_the_work() -> None:
+    text = printed(pretrain.__main__, "--help")
+    group = typer.main.get_group(pretrain.__main__.app)
+    assert isinstance(group, pretrain.__main__.Verbs)
+    listed = re.findall(r"^│ ([a-z-]+)  +\S", text.partition("─ Begin")[2], flags=re.M)
+    assert sorted(listed) == sorted(group.commands)
+    assert listed[:2] == ["try", "demo"] and listed.index("train") < listed.index("compare")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.config.load import load_config
 from tests.command_line import assert_refused
 from tests.ranks import ROOT, rank_environment
 
@@ -98,12 +99,44 @@ def test_a_modern_config_has_the_script_and_the_corpus_of_its_size() -> None:
 def test_large_fetches_what_it_trains_on_unless_told_otherwise() -> None:
     script = "slurm/download.sh"
     by_default = submissions(submit("large", "--dry-run").stdout)["download"]
-    assert by_default[by_default.index(script) + 1 :] == ["--fraction", "0.2"]
+    assert by_default[by_default.index(script) + 1 :] == ["--fraction", "0.16667"]
     asked = ("--args=download=--fraction 0.5", "--dry-run")
     more = submissions(submit("large", *asked).stdout)["download"]
-    assert more[more.index(script) + 1 :] == ["--fraction", "0.2", "--fraction", "0.5"]
-    everything = submissions(submit("large", "--source=slimpajama", "--dry-run").stdout)["download"]
-    assert everything[-1] == script
+    assert more[more.index(script) + 1 :] == ["--fraction", "0.16667", "--fraction", "0.5"]
+    everything = submissions(submit("large", "--source=slimpajama", "--dry-run").stdout)
+    assert everything["download"][-1] == script
+    assert everything["tokenize"][-1] == "slurm/tokenize.sh"
+
+
+def test_the_chain_and_the_page_have_one_recipe_for_large() -> None:
+    """Share of the files, what is held out, and paths: those of the configs that train on it."""
+    page = (ROOT / "docs/data.md").read_text().partition("## 100 B tokens of SlimPajama\n")[2]
+    joined = re.sub(r"\\\n", " ", page)
+    by_hand = {
+        words[3]: words[4:]
+        for words in map(str.split, joined.splitlines())
+        if words[:3] == ["python", "-m", "data_pipeline"]
+    }
+    chain = submissions(submit("large", "--dry-run").stdout)
+    settings = {
+        name: word.partition("=")[2]
+        for words in chain.values()
+        for word in words
+        if (name := word.partition("=")[0]).startswith("ORA_")
+    }
+    text, model, shards = (settings[f"ORA_{name}"] for name in ("CORPUS", "TOKENIZER", "SHARDS"))
+    options = {
+        name: words[words.index(f"slurm/{name}.sh") + 1 :]
+        for name, words in chain.items()
+        if f"slurm/{name}.sh" in words
+    }
+    assert by_hand["download"] == ["slimpajama", "--out", text, *options["download"]]
+    assert by_hand["train-tokenizer"] == [text, "--out", model.removesuffix(".model")]
+    begin = [text, "--tokenizer", model, "--out", shards, "--name", settings["ORA_NAME"]]
+    assert by_hand["tokenize"] == [*begin, *options["tokenize"], "--workers", "8"]
+    assert by_hand["verify"][0] == by_hand["stats"][0] == shards
+    for config in ("large", "large_modern"):
+        assert load_config(config).data.directory == Path(shards)
 
 
 def test_the_jobs_run_a_copy_of_the_code_unless_told_which() -> None:

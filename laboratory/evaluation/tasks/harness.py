@@ -1,77 +1,84 @@
-"""Interface to lm-evaluation-harness: tasks with their data, and a model that is evaluated on them.
+"""lm-evaluation-harness on one model: its tasks, `simple_evaluate`, and what its results say.
 
-The harness scores, aggregates and estimates errors. This file adds a digest of a task's requests,
-and turns every failure into one sentence.
+The harness asks, scores, aggregates, estimates errors and caches responses. This file only turns
+its failures into one sentence.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
 import io
 import json
 import logging
+import math
 import os
-import random
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import how_to_install
-from laboratory.evaluation.tasks.scores import TaskScores, task_scores
+from laboratory.finetuning.models import Pretrained
+from laboratory.reporting.progress import WorkDisplay
 from pretrain.errors import UserError
-from pretrain.export.models import loading, read_language_model, require_trust
+from pretrain.export.models import loading, read_language_model
+from pretrain.runs.directory import write_text_atomically
 
 if TYPE_CHECKING:
-    from lm_eval.api.group import Group
-    from lm_eval.api.task import Task
     from lm_eval.tasks import TaskManager
 
-PACKAGES = ("lm-eval", "transformers", "torch")
+PACKAGES = ("lm-eval", "sacrebleu", "transformers", "torch")
 """Packages with a version that the report names."""
 BOOTSTRAP = 1000
-"""Resamples for the standard error of a metric that is not a mean, such as a perplexity."""
+"""Resamples for the standard error of a metric that is not a mean, such as BLEU."""
+TOY_TASKS = Path(__file__).parent.parent / "toy_tasks"
 _REMEDY = (
     "fix the task, or leave it out; data of the hub must have been fetched once without "
     "HF_HUB_OFFLINE, or be local files in a task of --include-path (docs/evaluation.md)"
 )
-_SEED, _OTHER_SEED = 0, 1234  # the harness's own
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
-class LoadedTask:
-    """Task of the harness.
+class Score:
+    """Score on a task by one metric.
 
     Attributes:
-        shots: Worked examples before every item.
-        asked: Digest of all requests, and of how answers are scored.
-        task: The harness's own object.
+        value: The score.
+        stderr: The harness's own standard error over items; None where there is none.
+        higher_is_better: False for a perplexity.
+        items: Values of the items, if all are numbers; of a group, task by task.
     """
 
-    name: str
-    version: str
-    shots: int
-    asked: str
-    task: Task
+    value: float
+    stderr: float | None
+    higher_is_better: bool
+    items: tuple[float, ...] = ()
+
+
+Scores = Mapping[str, Mapping[str, Score]]
+"""{task or group: {metric: score}} of one model."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Name in the report with its tasks.
+class Request:
+    """What every model is asked.
 
     Attributes:
-        name: Name of the task or group.
-        tasks: The task, or all of the group.
-        group: The harness's own object, for a group with a number of its own.
+        names: Names of tasks, groups and tags.
+        shots: Worked examples before every item; None: as the task has it.
+        limit: The first items of each task, at most; None: all.
+        device: cpu or cuda.
+        results: Directory for the harness's results and responses.
     """
 
-    name: str
-    tasks: tuple[LoadedTask, ...]
-    group: Group | None = None
+    names: Sequence[str]
+    shots: int | None
+    limit: int | None
+    batch_size: int
+    device: str
+    results: Path
 
 
 def require_harness(device: str) -> dict[str, str]:
@@ -90,13 +97,11 @@ def require_harness(device: str) -> dict[str, str]:
     if device == "cpu":  # else DeepSpeed, which accelerate imports, says that it has found no GPU
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ["DISABLE_MULTIPROC"] = "1"  # of its bootstrap, which else takes every core
-    from importlib.metadata import version
-
     try:
         import datasets
         import lm_eval.evaluator
-        import lm_eval.models.huggingface
-        import lm_eval.tasks  # noqa: F401
+        import lm_eval.models.huggingface  # noqa: F401
+        import sacrebleu  # noqa: F401
         from transformers.utils import logging as chatter
     except ImportError as error:
         raise UserError(
@@ -110,231 +115,185 @@ def require_harness(device: str) -> dict[str, str]:
     return {name: version(name) for name in PACKAGES}
 
 
-def load_tasks(
-    names: Sequence[str], include_path: Path | None, shots: int | None, limit: int | None
-) -> list[Measured]:
-    """Load tasks with their data and their requests.
+def load_manager(names: Sequence[str], include_path: Path | None) -> TaskManager:
+    """Return the harness's manager of tasks, once they and their data were loaded.
+
+    Tasks of `include_path` win over the harness's, whose files take it many seconds to read: they
+    are left out where nothing of them is needed.
 
     Args:
-        names: Names of tasks, groups and tags.
         include_path: Directory with task files of the user's own; None: none.
-        shots: Worked examples before every item; None: as the task has it.
-        limit: The first items of each task, at most; None: all.
 
     Raises:
         UserError: a name is not known, or its data or the task itself cannot be read.
     """
-    with _quiet():
-        manager = _task_manager(names, include_path)
-        loaded: dict[str, Measured] = {}
-        for name in names:
-            try:
-                parts = manager.load([name])
-                tasks = {key: _prepared(task, shots, limit) for key, task in parts["tasks"].items()}
-            except UserError:
-                raise
-            except Exception as error:  # whatever a task's file, its code and its data can raise
-                raise UserError(
-                    f"--tasks {name} cannot be loaded: {_reason(error)}; {_REMEDY}"
-                ) from error
-            for measured in _measured(parts.get("groups", {}).get(name), tasks):
-                loaded.setdefault(measured.name, measured)
-    return list(loaded.values())
-
-
-def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManager:
-    """Return the harness's manager of these tasks, groups and tags; those of `include_path` win.
-
-    The harness's own task files take it many seconds to read, so they are left out where
-    `include_path` has all that is needed.
-    """
     from lm_eval.tasks import TaskManager
 
-    own_files = ""
-    if include_path is not None:
-        if not include_path.is_dir():
-            raise UserError(
-                f"--include-path {include_path} is not a directory; give one with task files "
-                "(*.yaml)"
-            )
-        own_files = f" nor in --include-path {include_path}"
-        custom_manager = TaskManager(include_path=str(include_path), include_defaults=False)
-        if all(part in custom_manager.task_index for part in _task_names(custom_manager, names)):
-            return custom_manager
-    manager = TaskManager(include_path=str(include_path) if include_path else None)
+    if include_path is not None and not include_path.is_dir():
+        raise UserError(
+            f"--include-path {include_path} is not a directory; give one with task files (*.yaml)"
+        )
+    paths: list[str | Path] = [TOY_TASKS, *([include_path] if include_path else [])]
+    with _quiet():
+        manager = TaskManager(include_path=paths, include_defaults=False)
+        with contextlib.suppress(Exception):  # such as a task that includes one of the harness's
+            manager.load(list(names))
+            return manager
+        manager = TaskManager(include_path=paths)
     if unknown := [name for name in names if name not in manager.task_index]:
         near = difflib.get_close_matches(unknown[0], manager.all_tasks, n=3)
         meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+        own_files = f" nor in --include-path {include_path}" if include_path else ""
         raise UserError(
             f"--tasks: there is no task, group or tag {', '.join(unknown)}{meant} in "
             f"lm-evaluation-harness{own_files}; `lm-eval ls tasks` lists what there is"
         )
+    with _failures(f"--tasks {','.join(names)} cannot be loaded", _REMEDY), _quiet():
+        manager.load(list(names))
     return manager
 
 
-def _task_names(manager: TaskManager, names: Iterable[str]) -> Iterator[str]:
-    """Yield the tasks in groups and tags, and names that the manager does not know."""
-    for name in names:
-        entry = manager.task_index.get(name)
-        config = (entry.cfg if entry else None) or {}
-        parts = config.get("task") if "group" in config else None
-        if entry and entry.cfg is None:  # a tag
-            yield from _task_names(manager, sorted(entry.tags))
-        elif isinstance(parts, list):
-            part_names = [
-                part.get("task", part.get("group")) if isinstance(part, Mapping) else part
-                for part in parts
-            ]
-            yield from _task_names(
-                manager, (part for part in part_names if isinstance(part, str) and part != name)
-            )
-        else:
-            yield name
+def evaluate(model: Pretrained, manager: TaskManager, request: Request) -> dict[str, Any]:
+    """Evaluate a model, and write the harness's results and samples.
 
-
-def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[Measured]:
-    """Yield a group that has an aggregate score, or its parts if it has none."""
-    if group is None:
-        yield from (Measured(name, (task,)) for name, task in tasks.items())
-    elif group.has_aggregation:
-        yield Measured(
-            group.name, tuple(tasks[task.task_name] for task in group.get_all_tasks()), group
-        )
-    else:
-        for part in group.get_all_tasks(recursive=False):
-            yield Measured(part.task_name, (tasks[part.task_name],))
-        for inner in group.get_all_groups(recursive=False):
-            yield from _measured(inner, tasks)
-
-
-def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
-    """Prepare a task as the harness does before an evaluation."""
-    task_shots = task.get_config("num_fewshot")
-    # A task that says 0 keeps it, as in the harness.
-    if task_shots is None or (shots is not None and task_shots != 0):
-        task.set_config("num_fewshot", shots or 0)
-    if getattr(task, "UNSAFE_CODE", False):
-        raise UserError(
-            f"--tasks {task.task_name} runs code that the model writes, which is not done here; "
-            "leave it out"
-        )
-    task.set_fewshot_seed(_OTHER_SEED)
-    task.build_all_requests(limit=limit)
-    config = task.dump_config()
-    shots = int(config.get("num_fewshot") or 0)
-    return LoadedTask(
-        name=task.task_name,
-        version=str(task.VERSION),
-        shots=shots,
-        asked=_digest(task, config),
-        task=task,
-    )
-
-
-def _digest(task: Task, config: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of all requests, items and scoring settings."""
-    counts = {
-        key: config.get(key)
-        for key in ("output_type", "metric_list", "filter_list", "process_results")
-    }
-    digest = hashlib.sha256(
-        _ADDRESS.sub("", json.dumps(counts, default=str, sort_keys=True)).encode()
-    )
-    for instance in task.instances:
-        # Requests follow from data, prompt and examples alike, whatever of them has changed.
-        item = [instance.request_type, instance.args, instance.doc]
-        digest.update(json.dumps(item, default=str, sort_keys=True).encode())
-    return digest.hexdigest()
-
-
-class Harness:
-    """Model of transformers in the harness.
-
-    Args:
-        directory: Directory of the model.
-        device: cpu or cuda.
-        batch_size: Requests at once.
-        trust_code: Whether code that lies in the directory may run.
+    Returns:
+        The harness's own results.
 
     Raises:
-        UserError: transformers cannot load it.
+        UserError: transformers cannot load the model, or a task fails on it.
     """
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
 
-    def __init__(self, directory: Path, device: str, batch_size: int, trust_code: bool) -> None:
-        from lm_eval.models.huggingface import HFLM
+    directory = request.results / f"{Path(model.name).name}-{model.digest[:12]}"
+    with _quiet():
+        language_model = read_language_model(model.directory, model.trusted, "auto")
+        with loading(model.directory):
+            wrapped = HFLM(
+                pretrained=language_model.to(request.device),
+                tokenizer=str(model.directory),
+                batch_size=request.batch_size,
+                trust_remote_code=model.trusted,
+            )
+        names = ",".join(request.names)
+        remedy = "fix the task, leave it out, or give a smaller --batch-size if memory ran out"
+        with _failures(f"--tasks {names} failed in the harness", remedy):
+            results: dict[str, Any] = lm_eval.simple_evaluate(
+                model=wrapped,
+                tasks=list(request.names),
+                task_manager=manager,
+                num_fewshot=request.shots,
+                limit=request.limit,
+                batch_size=request.batch_size,
+                device=request.device,
+                bootstrap_iters=BOOTSTRAP,
+                use_cache=str(directory / "responses"),
+            )
+    for task, samples in results["samples"].items():
+        lines = (json.dumps(sample, default=str, ensure_ascii=False) for sample in samples)
+        path = directory / f"samples_{task.replace('/', '_')}.jsonl"
+        write_text_atomically(path, "\n".join(lines) + "\n")
+    aggregated = {key: value for key, value in results.items() if key != "samples"}
+    text = json.dumps(aggregated, default=str, ensure_ascii=False, indent=2)
+    write_text_atomically(directory / "results.json", text)
+    return results
 
-        require_trust(directory, trust_code)
-        with _quiet():
-            model = read_language_model(directory, trust_code, "auto").to(device)
-            with loading(directory):
-                self._model = HFLM(
-                    pretrained=model,
-                    tokenizer=str(directory),
-                    batch_size=batch_size,
-                    trust_remote_code=trust_code,
-                )
 
-    def evaluate(self, loaded: LoadedTask, limit: int | None) -> TaskScores:
-        """Evaluate the model on one task.
+def evaluate_models(
+    models: Sequence[Pretrained], manager: TaskManager, request: Request
+) -> tuple[dict[Path, Scores], dict[str, dict[str, Any]]]:
+    """Evaluate all models.
 
-        Args:
-            limit: Number of the first items, at most; None: all.
+    Returns:
+        {path of a model: its scores}, and {task: its version, shots and number of items}.
 
-        Raises:
-            UserError: the device's memory does not hold a batch, or the task's own code failed.
-        """
-        import numpy as np
-        import torch
-        from lm_eval import evaluator
+    Raises:
+        UserError: as `evaluate`, or a task has no score that is a number.
+    """
+    scores: dict[Path, Scores] = {}
+    results: dict[str, Any] = {}
+    with WorkDisplay(len(models)) as work:
+        for model in models:
+            work.begin(model.name)
+            results = evaluate(model, manager, request)
+            scores[model.path] = read_scores(results)
+            if silent := [task for task, of_task in scores[model.path].items() if not of_task]:
+                raise UserError(f"--tasks: {silent[0]} has no score that is a number; leave it out")
+    facts = {
+        task: {
+            "version": results["versions"].get(task),
+            "shots": results["n-shot"].get(task),
+            "items": counts["effective"],
+        }
+        for task, counts in results["n-samples"].items()
+    }
+    return scores, facts
 
-        # Seeded for each task, so that a result does not depend on the tasks before it.
-        random.seed(_SEED)
-        np.random.seed(_OTHER_SEED)
-        torch.manual_seed(_OTHER_SEED)
-        loaded.task.set_fewshot_seed(_OTHER_SEED)
-        with _quiet():
-            try:
-                results = evaluator.evaluate(
-                    self._model,
-                    {"tasks": {loaded.name: loaded.task}},
-                    limit=limit,
-                    bootstrap_iters=BOOTSTRAP,
-                )
-            except torch.OutOfMemoryError as error:
-                raise UserError(
-                    f"{loaded.name}: {_reason(error)}; give a smaller --batch-size"
-                ) from error
-            except Exception as error:
-                reason = _reason(error)
-                raise UserError(
-                    f"--tasks {loaded.name} failed in the harness: {reason}; fix the task, or "
-                    "leave it out"
-                ) from error
-        scores = task_scores(results, loaded.name, self._cut(loaded.task))
-        if not scores.scores:
-            raise UserError(f"--tasks {loaded.name} has no score that is a number; leave it out")
-        return scores
 
-    def _cut(self, task: Task) -> int:
-        """Return the number of requests that, with their generation, exceed the model's context."""
-        from lm_eval.models.utils import normalize_gen_kwargs
+def read_scores(results: Mapping[str, Any]) -> Scores:
+    """Return the scores of groups that have some, and of tasks that are in none of these."""
+    groups = results.get("groups", {})
+    parts = {name: list(_tasks_of(name, results["group_subtasks"])) for name in groups}
+    in_groups = {task for tasks in parts.values() for task in tasks}
+    in_groups |= {group for name in groups for group in results["group_subtasks"].get(name, ())}
+    scores = {}
+    for name, result in results["results"].items():
+        if name not in in_groups and (name in groups or name in results["samples"]):
+            tasks = parts.get(name, [name])
+            scores[name] = _scores_of(result, tasks, results)
+    return scores
 
-        model = self._model
-        cut = 0
-        for request in task.instances:
-            if request.request_type == "generate_until":
-                text, settings = request.args
-                generated = normalize_gen_kwargs(settings, model.max_gen_toks)["max_gen_toks"]
-                cut += len(model.tok_encode(text)) + generated > model.max_length
-        pairs = [
-            request.args for request in task.instances if request.request_type == "loglikelihood"
+
+def _tasks_of(name: str, subtasks: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield the tasks of a group, also of groups in it."""
+    for part in subtasks.get(name, ()):
+        if subtasks.get(part):
+            yield from _tasks_of(part, subtasks)
+        else:
+            yield part
+
+
+def _scores_of(
+    result: Mapping[str, Any], tasks: Sequence[str], results: Mapping[str, Any]
+) -> dict[str, Score]:
+    scores = {}
+    for key, value in result.items():  # a metric and its filter: `acc,none`
+        metric, comma, which = key.partition(",")
+        if not comma or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+            continue
+        error = result.get(f"{metric}_stderr,{which}")
+        finite = isinstance(error, (int, float)) and math.isfinite(error)
+        items = [
+            sample.get(metric)
+            for task in tasks
+            for sample in results["samples"][task]
+            if sample["filter"] == which
         ]
-        lengths = (sum(map(len, model._encode_pair(*pair))) for pair in pairs if pair[0])
-        return cut + sum(length > model.max_length + 1 for length in lengths)
+        better = results["higher_is_better"].get(tasks[0], {}).get(metric)
+        scores[metric if which == "none" else key] = Score(
+            value=float(value),
+            stderr=float(error) if finite else None,
+            higher_is_better=better is not False,
+            # What is aggregated from pairs, such as BLEU, has no numbers of items.
+            items=tuple(map(float, items)) if all(map(_is_number, items)) else (),
+        )
+    return scores
 
 
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:500].rstrip(".") or type(error).__name__
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float)) or getattr(value, "shape", None) == ()
+
+
+@contextlib.contextmanager
+def _failures(what: str, remedy: str) -> Iterator[None]:
+    """Turn whatever a task's file, code and data, and the device, can raise into one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:500].rstrip(".") or type(error).__name__
+        raise UserError(f"{what}: {reason}; {remedy}") from error
 
 
 @contextlib.contextmanager

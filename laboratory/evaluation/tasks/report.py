@@ -1,266 +1,264 @@
-"""Report of `evaluate tasks`: scores, gaps over pairs of seeds, McNemar's tests, their making."""
+"""Report of `evaluate tasks`: the harness's scores, their gaps by seed, and by item.
+
+    by seed   mean over seeds of (score of the variant - score of the baseline): its uncertainty is
+              that of trainings
+    by item   mean over items of (value of one model - value of one of the baseline): its
+              uncertainty is that of items
+
+Of a task's metrics one is tested, or Holm's correction would pay for saying the same thing twice:
+`acc` where there is one, else the first.
+"""
 
 from __future__ import annotations
 
-import shlex
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from laboratory.compare.comparability import EXPECTED_TO_DIFFER
-from laboratory.evaluation.tasks.harness import BOOTSTRAP, Measured
-from laboratory.evaluation.tasks.scores import TaskScores
-from laboratory.evaluation.tasks.statistics import (
-    Contrast,
-    ItemTest,
-    Result,
-    Scores,
-    TaskComparison,
-)
+from laboratory.evaluation.tasks.harness import BOOTSTRAP, Score, Scores
 from laboratory.finetuning.models import Pretrained
-from laboratory.study.gaps import FEWEST_SEEDS, gap_content
+from laboratory.study.gaps import FEWEST_SEEDS, SCORES, PairedGap, adjust, gap_content, paired_gap
 from laboratory.study.report import Block, Document
-from laboratory.study.seeds import Groups
+from laboratory.study.seeds import Group, Groups
 from laboratory.study.tables import (
     EFFECT,
     GAP,
     INTERVAL,
     PAIRS,
-    T_HOLM,
     TESTS,
-    GapColumn,
     GapRow,
     gap_sentence,
     gap_table,
-    p_value,
 )
-from pretrain.config.keys import by_section
-from pretrain.config.sources import read_yaml
 from pretrain.reporting.tables import Table
-from pretrain.reporting.text import NOTHING, mean_sd, number, setting_text
-from pretrain.runs.directory import RunDirectory
+from pretrain.reporting.text import mean_sd, number, spread, spread_of_all
 
 DIGITS = 4
+_OF_PAIRS = ("seeds", "differences")
 
 
 @dataclass(frozen=True)
-class TaskReport:
-    """Comparison on tasks with its inputs.
+class Contrast:
+    """Gap by one metric of a task, of a variant by seed, or of a model by item.
 
     Attributes:
-        groups: Models by variant.
-        scores: Scores of all models on all tasks.
-        limit: The first items of each task, at most; None: all.
-        versions: Versions of the packages.
-        command: Command that made the report, cut where a line may break.
+        compared: Name of the variant or model.
+        tested: The metric is the one of the task that is tested; others have no p values.
+        gap: None without a seed in common.
     """
 
-    comparison: TaskComparison
-    groups: Groups[Pretrained]
-    measured: Sequence[Measured]
-    scores: Scores
-    limit: int | None
-    versions: Mapping[str, str]
-    command: Sequence[Sequence[str]]
+    task: str
+    metric: str
+    compared: str
+    tested: bool
+    gap: PairedGap | None
 
-    def document(self) -> Document:
-        """Return all forms of the report."""
-        comparison = self.comparison
-        remarks = notes(self)
-        tested, untested = (
-            [contrast for contrast in comparison.contrasts if contrast.tested is t]
-            for t in (True, False)
+    @property
+    def row(self) -> GapRow:
+        """Return the row of a table."""
+        return GapRow((self.task, self.metric, self.compared), self.gap, self.metric)
+
+
+def tested_metric(scores: Mapping[str, Score]) -> str:
+    """Return the metric of a task that is tested."""
+    return "acc" if "acc" in scores else next(iter(scores), "")
+
+
+def compare_tasks(
+    groups: Groups[Pretrained], scores: Mapping[Path, Scores]
+) -> tuple[list[Contrast], list[Contrast]]:
+    """Return the gaps by seed and by item, each with Holm's correction over the tested ones.
+
+    Args:
+        scores: {path of a model: its scores}.
+    """
+    by_seed: list[Contrast] = []
+    by_item: list[Contrast] = []
+    for task, task_scores in next(iter(scores.values())).items():
+        tested = tested_metric(task_scores)
+        for metric in task_scores:
+            for group in groups.groups:
+                base = groups.baseline_of(group)
+                if base.name == group.name:
+                    continue
+                values, base_values = (
+                    _by_seed(side, scores, task, metric) for side in (group, base)
+                )
+                gap = paired_gap(base.name, values, base_values, SCORES)
+                by_seed.append(Contrast(task, metric, group.name, metric == tested, gap))
+                if metric == tested:
+                    by_item += _by_item(group, base, scores, task=task, metric=metric)
+    return _adjusted(by_seed), _adjusted(by_item)
+
+
+def _by_seed(
+    group: Group[Pretrained], scores: Mapping[Path, Scores], task: str, metric: str
+) -> dict[int, float]:
+    """Return {seed: finite score}; an unknown seed counts as -1."""
+    values = {
+        -1 if model.seed is None else model.seed: scores[model.path][task][metric].value
+        for model in group.runs
+    }
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
+
+
+def _by_item(
+    group: Group[Pretrained],
+    base: Group[Pretrained],
+    scores: Mapping[Path, Scores],
+    task: str,
+    metric: str,
+) -> list[Contrast]:
+    """Compare pairs of models of equal seed, or the only two models whatever their seeds."""
+    seeds = {model.seed: model for model in base.runs}
+    pairs = [(model, seeds[model.seed]) for model in group.runs if model.seed in seeds]
+    if not pairs and len(group.runs) == len(base.runs) == 1:
+        pairs = [(group.runs[0], base.runs[0])]
+    contrasts = []
+    for model, other in pairs:
+        values, base_values = (
+            dict(enumerate(scores[side.path][task][metric].items)) for side in (model, other)
         )
-        in_short = [
-            gap_sentence(f"{contrast.task}: {contrast.variant}", contrast.gap, contrast.metric)
-            for contrast in tested
-        ]
-        results = _results_table(comparison.results)
-        page: list[Block] = [
-            "# Tasks",
-            f"Baseline: {comparison.baseline}. lm-evaluation-harness {self.versions['lm-eval']}.",
-            "## In short",
-            [*in_short, *remarks],
-            "## Scores",
-            results,
-        ]
-        summary: list[Block] = [results]
-        if comparison.contrasts:
-            gaps = _gap_table(tested, (PAIRS, GAP, INTERVAL, EFFECT, *TESTS), claims=True)
-            page += ["## Gaps to the baseline, paired by seed", gaps]
-            summary.append(
-                _gap_table(tested, (PAIRS, GAP, INTERVAL, replace(T_HOLM, title="p, Holm")))
-            )
-        if untested:
-            page += [
-                "## Gaps by the other metrics (not tested)",
-                _gap_table(untested, (PAIRS, GAP, INTERVAL)),
-            ]
-        if comparison.item_tests:
-            page += ["## Item by item, one model against one", _item_table(comparison.item_tests)]
-        page += ["## Tasks and models", *_inputs(self)]
-        page += ["## How the numbers are made", _definitions(self)]
-        page += ["## Made by", "```\n" + " \\\n    ".join(map(shlex.join, self.command)) + "\n```"]
-        return Document(page, _content(self, remarks), [*summary, remarks])
+        gap = paired_gap(other.name, values, base_values, SCORES)
+        if gap is not None:
+            contrasts.append(Contrast(task, metric, model.name, True, gap))
+    return contrasts
 
 
-def _results_table(results: Sequence[Result]) -> Table:
-    rows = [
-        (
-            result.task,
-            f"{result.metric} {'↑' if result.higher_is_better else '↓'}",
-            result.variant,
-            str(result.score.n),
-            mean_sd(result.score, DIGITS),
-            number(result.stderr, DIGITS),
-            f"{result.items:,}",
-        )
-        for result in results
+def _adjusted(contrasts: Sequence[Contrast]) -> list[Contrast]:
+    tested = iter(adjust([contrast.gap for contrast in contrasts if contrast.tested]))
+    return [
+        replace(contrast, gap=next(tested) if contrast.tested else _untested(contrast.gap))
+        for contrast in contrasts
     ]
-    header = ("task", "metric", "variant", "n", "mean ± sd", "standard error", "items")
+
+
+def _untested(gap: PairedGap | None) -> PairedGap | None:
+    return gap and replace(gap, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None)
+
+
+def tasks_document(
+    groups: Groups[Pretrained],
+    scores: Mapping[Path, Scores],
+    facts: Mapping[str, Any],
+    limit: int | None,
+) -> Document:
+    """Return all forms of the report.
+
+    Args:
+        scores: {path of a model: its scores}.
+        facts: Versions of packages, and versions and shots of tasks, for report.json and the page.
+        limit: The first items of each task, at most; None: all.
+    """
+    by_seed, by_item = compare_tasks(groups, scores)
+    notes = _notes(by_seed, limit)
+    score_table = _score_table(groups, scores)
+    columns = (PAIRS, GAP, INTERVAL, EFFECT, *TESTS)
+    tested = [contrast for contrast in by_seed if contrast.tested]
+    sentences = [
+        gap_sentence(f"{contrast.task}: {contrast.compared}", contrast.gap, contrast.metric)
+        for contrast in tested
+    ]
+    versions = ", ".join(f"{name} {installed}" for name, installed in facts["versions"].items())
+    page: list[Block] = [
+        "# Tasks",
+        f"Baseline: {groups.baseline}. {versions}.",
+        "## In short",
+        [*sentences, *notes],
+        "## Scores",
+        score_table,
+    ]
+    if by_seed:
+        names = ("task", "metric", "variant")
+        rows = [contrast.row for contrast in by_seed]
+        page += ["## Gaps to the baseline, paired by seed", gap_table(names, rows, columns)]
+    if by_item:
+        rows = [contrast.row for contrast in by_item]
+        page += [
+            "## Gaps of one model to one, paired by item",
+            gap_table(
+                ("task", "metric", "model"), rows, (replace(PAIRS, title="items"), *columns[1:])
+            ),
+        ]
+    page += ["## Tasks", _task_table(facts), "## How the numbers are made", _definitions()]
+    summary: list[Block] = [score_table, [*sentences, *notes]]
+    return Document(
+        page,
+        _content(groups, scores, facts, limit)
+        | {
+            "notes": notes,
+            "contrasts": [_contrast_content(contrast) for contrast in by_seed],
+            "items": [_item_content(contrast) for contrast in by_item],
+        },
+        summary,
+    )
+
+
+def _score_table(groups: Groups[Pretrained], scores: Mapping[Path, Scores]) -> Table:
+    rows = []
+    for task, task_scores in next(iter(scores.values())).items():
+        for metric, first in task_scores.items():
+            for group in groups.groups:
+                of_group = [scores[model.path][task][metric] for model in group.runs]
+                error = spread_of_all([score.stderr for score in of_group])
+                rows.append(
+                    (
+                        task,
+                        f"{metric} {'↑' if first.higher_is_better else '↓'}",
+                        group.name,
+                        str(len(of_group)),
+                        mean_sd(spread([score.value for score in of_group]), DIGITS),
+                        number(error and error.mean, DIGITS),
+                    )
+                )
+    header = ("task", "metric", "variant", "n", "mean ± sd", "standard error")
     return Table(header, rows, text_columns=(0, 1, 2))
 
 
-def _gap_table(
-    contrasts: Sequence[Contrast], columns: Sequence[GapColumn], claims: bool = False
-) -> Table:
+def _task_table(facts: Mapping[str, Any]) -> Table:
     rows = [
-        GapRow((contrast.task, contrast.metric, contrast.variant), contrast.gap, contrast.metric)
-        for contrast in contrasts
+        (task, str(task_facts["version"]), str(task_facts["shots"]), f"{task_facts['items']:,}")
+        for task, task_facts in facts["tasks"].items()
     ]
-    return gap_table(("task", "metric", "variant"), rows, columns, claims=claims)
+    return Table(("task", "version", "shots", "items"), rows)
 
 
-def _item_table(tests: Sequence[ItemTest]) -> Table:
-    rows = [
-        (
-            test.task,
-            test.metric,
-            test.model,
-            test.base,
-            *(f"{count:,}" for count in (test.items, test.only_model, test.only_base)),
-            p_value(test.p),
-            p_value(test.p_holm),
+def _notes(contrasts: Sequence[Contrast], limit: int | None) -> list[str]:
+    notes = []
+    if limit is not None:
+        notes.append(
+            f"Only the first {limit} items of each task were used (--limit): this is to try it "
+            "out, and no result."
         )
-        for test in tests
-    ]
-    header = (
-        "task",
-        "metric",
-        "model",
-        "baseline's",
-        "items",
-        "only the model right",
-        "only the baseline's",
-        "McNemar p",
-        "by Holm",
-    )
-    return Table(header, rows, text_columns=(0, 1, 2, 3))
+    if any(contrast.gap is None or contrast.gap.n < FEWEST_SEEDS for contrast in contrasts):
+        notes.append(
+            f"Fewer than {FEWEST_SEEDS} pairs of seeds: no statistical significance is claimed of "
+            "variants."
+        )
+    return notes
 
 
-def notes(report: TaskReport) -> list[str]:
-    """Return notes on limits, few seeds, cut requests and differences between the models."""
-    remarks = []
-    if report.limit is not None:
-        remarks.append(
-            f"Only the first {report.limit} items of each task were used (--limit): this is to "
-            "try it out, and no result."
-        )
-    few = sorted(
-        {contrast.gap.n if contrast.gap else 0 for contrast in report.comparison.contrasts}
-    )
-    if few and few[0] < FEWEST_SEEDS:
-        sizes = " and ".join(f"n = {n}" for n in few if n < FEWEST_SEEDS)
-        remarks.append(
-            f"Fewer than {FEWEST_SEEDS} pairs of seeds ({sizes}): no statistical significance is "
-            "claimed of variants there."
-        )
-    names = [measured.name for measured in report.measured]
-    cut = {name: max(scores[name].cut for scores in report.scores.values()) for name in names}
-    if listed := ", ".join(f"{number(count, 0)} of {name}" for name, count in cut.items() if count):
-        remarks.append(
-            f"Requests longer than the model's context lose their beginning, here up to {listed} "
-            "a model."
-        )
-    if differing := _differing_settings(report.groups):
-        remarks.append(f"The runs also differ in {', '.join(differing)}.")
-    model_steps = [model.step for group in report.groups.groups for model in group.runs]
-    steps = sorted({"unknown" if step is None else str(step) for step in model_steps})
-    if len(steps) > 1:
-        remarks.append(
-            f"The models are of different steps ({', '.join(steps)}): a gap is not of the variant "
-            "alone."
-        )
-    return remarks
-
-
-def _differing_settings(groups: Groups[Pretrained]) -> list[str]:
-    """Return the keys in which the runs' configurations differ, without those expected to."""
-    files = [RunDirectory(model.path).config for model in groups.runs]
-    configs = [read_yaml(file, str(file)).values for file in files if file.is_file()]
-    settings = [
-        {
-            f"{section}.{key}": value
-            for section, content in by_section(config).items()
-            for key, value in content.items()
-        }
-        for config in configs
-    ]
-    keys = {key for values in settings for key in values if key not in EXPECTED_TO_DIFFER}
+def _definitions() -> list[str]:
     return [
-        key
-        for key in sorted(keys)
-        if len({setting_text(values.get(key)) for values in settings}) > 1
-    ]
-
-
-def _inputs(report: TaskReport) -> list[Block]:
-    """Return the tables of the tasks and of the models."""
-    tasks = [
-        (
-            measured.name,
-            part.name if measured.group else NOTHING,
-            part.version,
-            str(part.shots),
-            part.asked[:12],
-        )
-        for measured in report.measured
-        for part in measured.tasks
-    ]
-    models = [
-        (group.name, model.name, number(model.seed, 0), number(model.step, 0), str(model.path))
-        for group in report.groups.groups
-        for model in group.runs
-    ]
-    return [
-        Table(("task", "part", "version", "shots", "requests, SHA-256"), tasks, (0, 1, 4)),
-        Table(("variant", "model", "seed", "step", "directory"), models, (0, 1, 4)),
-    ]
-
-
-def _definitions(report: TaskReport) -> list[str]:
-    tests = sum(
-        contrast.tested and contrast.gap is not None for contrast in report.comparison.contrasts
-    )
-    return [
-        "Scores are lm-evaluation-harness's own; ↑ means that higher is better, ↓ that lower is. "
-        "A group of tasks has the number that the harness makes of its parts.",
+        "Scores are lm-evaluation-harness's own; ↑ means that higher is better, ↓ that lower is.",
         "mean ± sd: over the variant's runs (seeds). Standard error: the harness's own, over "
         f"items, mean of the runs'; where the metric is not a mean, from {BOOTSTRAP:,} bootstrap "
         "resamples.",
-        "gap: mean over pairs of seeds of the variant's score minus the baseline's. Interval, "
-        "paired t-test, Wilcoxon's test and d_z as in `compare`; Holm's correction is over the "
-        f"{tests} tested gaps. Of each task one metric is tested: acc, or else the first that is "
-        "0 or 1 for every item, or else the first.",
-        "McNemar: two models on the same items, exact and two-sided, of the items that only one "
-        f"has right; Holm's correction over the {len(report.comparison.item_tests)} tests of this "
-        "kind. It speaks of these two models: what another seed would do is not in it. The items "
-        "of a group are those of all its parts.",
+        "Gaps, intervals and tests are those of `compare`, over seeds, and over the items of two "
+        "models. Of each task one metric is tested: acc, or else the first; Holm's correction is "
+        "over all of these.",
     ]
 
 
-def _content(report: TaskReport, remarks: Sequence[str]) -> dict[str, Any]:
-    """Return the content of report.json; the items are in OUT/results."""
+def _content(
+    groups: Groups[Pretrained],
+    scores: Mapping[Path, Scores],
+    facts: Mapping[str, Any],
+    limit: int | None,
+) -> dict[str, Any]:
+    """Return the content of report.json without the gaps; the items are in OUT/results."""
     models = [
         {
             "variant": group.name,
@@ -269,36 +267,27 @@ def _content(report: TaskReport, remarks: Sequence[str]) -> dict[str, Any]:
             "step": model.step,
             "path": str(model.path),
             "tasks": {
-                name: _without_items(scores) for name, scores in report.scores[model.path].items()
+                task: {metric: _without_items(score) for metric, score in task_scores.items()}
+                for task, task_scores in scores[model.path].items()
             },
         }
-        for group in report.groups.groups
+        for group in groups.groups
         for model in group.runs
     ]
-    tasks = {
-        measured.name: [
-            {"task": part.name, "version": part.version, "shots": part.shots, "asked": part.asked}
-            for part in measured.tasks
-        ]
-        for measured in report.measured
-    }
-    return {
-        "experiment": "tasks",
-        "versions": dict(report.versions),
-        "limit": report.limit,
-        "notes": remarks,
-        "tasks": tasks,
-        "models": models,
-        **asdict(report.comparison),
-        "contrasts": [
-            asdict(contrast) | {"gap": contrast.gap and gap_content(contrast.gap)}
-            for contrast in report.comparison.contrasts
-        ],
-    }
+    baseline = groups.baseline
+    return {"experiment": "tasks", "baseline": baseline, "limit": limit, **facts, "models": models}
 
 
-def _without_items(whole: TaskScores) -> dict[str, Any]:
-    scores = asdict(whole)["scores"]
-    for score in scores.values():
-        del score["items"]
-    return {"items": whole.items, "cut": whole.cut, "scores": scores}
+def _without_items(score: Score) -> dict[str, Any]:
+    return {key: value for key, value in asdict(score).items() if key != "items"}
+
+
+def _item_content(contrast: Contrast) -> dict[str, Any]:
+    """Return a gap by item; the items themselves are in OUT/results."""
+    assert contrast.gap is not None
+    gap = {key: value for key, value in gap_content(contrast.gap).items() if key not in _OF_PAIRS}
+    return asdict(contrast) | {"gap": {"n": contrast.gap.n, **gap}}
+
+
+def _contrast_content(contrast: Contrast) -> dict[str, Any]:
+    return asdict(contrast) | {"gap": contrast.gap and gap_content(contrast.gap)}

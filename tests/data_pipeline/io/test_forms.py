@@ -41,7 +41,8 @@ BY_HAND = {
     "pretrain/export/models.py": "configurations of anybody's models",
     "laboratory/study/seal.py": "what it has just written itself",
     "laboratory/study/sealed.py": "what it has just written itself",
-    "laboratory/results/figures.py": "a committed report.json, of this repository",
+    "laboratory/results/documentation.py": "committed versions, of this repository",
+    "laboratory/results/records.py": "committed records and seals, of this repository",
 }
 
 

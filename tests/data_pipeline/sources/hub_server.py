@@ -25,9 +25,10 @@ class Hub:
     """The data set's files, its name, and how the server misbehaves.
 
     broken: these files are served with other bytes than listed; cut: served to half, then the
-    connection breaks, so many times; busy: answered with 503 so many times; hold_after: after so
-    many files nothing is served until `released`; requests: the files that were asked for, each as
-    NAME@FIRST_BYTE.
+    connection breaks, so many times; busy: answered with 503 so many times ("" is the data set
+    itself); hold_after: after so many files nothing is served until `released`; gated: files are
+    for those who accepted the terms; commits: all commits, `commit` is that of main; requests: the
+    files that were asked for, each as NAME@FIRST_BYTE.
     """
 
     files: dict[str, bytes]
@@ -38,6 +39,8 @@ class Hub:
     cut: dict[str, int] = field(default_factory=dict)
     busy: dict[str, int] = field(default_factory=dict)
     hold_after: int | None = None
+    gated: bool = False
+    commits: set[str] = field(default_factory=set)
     released: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)
 
@@ -79,13 +82,20 @@ class _Handler(BaseHTTPRequestHandler):
         api = f"/api/datasets/{self.hub.repository}"
         if path == api or path.startswith(f"{api}/revision/"):
             revision = path.removeprefix(api).removeprefix("/revision/") or "main"
-            if revision not in ("main", self.hub.commit):
+            if self.hub.busy.get("", 0) > 0:
+                self.hub.busy[""] -= 1
+                self._json({"error": "Service Unavailable"}, 503)
+            elif revision not in ("main", self.hub.commit, *self.hub.commits):
                 self._json({"error": "Invalid rev id"}, 404, {"X-Error-Code": "RevisionNotFound"})
             else:
+                commit = self.hub.commit if revision == "main" else revision
+                siblings = [{"rfilename": name} for name in sorted(self.hub.files)]
                 self._json(
-                    {"id": self.hub.repository, "sha": self.hub.commit, "siblings": [], "tags": []}
+                    {"id": self.hub.repository, "sha": commit, "siblings": siblings, "tags": []}
                 )
-        elif path.startswith((f"{api}/tree/{self.hub.commit}", f"{api}/tree/main")):
+        elif path.startswith(
+            tuple(f"{api}/tree/{name}" for name in ("main", self.hub.commit, *self.hub.commits))
+        ):
             self._tree(path.removeprefix(f"{api}/tree/").partition("/")[2])
         elif path.startswith("/api/"):
             self._json({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
@@ -119,10 +129,15 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path).replace(
             "/resolve/main/", f"/resolve/{self.hub.commit}/"
         )
+        for commit in self.hub.commits:
+            path = path.replace(f"/resolve/{commit}/", f"/resolve/{self.hub.commit}/")
         prefix = f"/datasets/{self.hub.repository}/resolve/{self.hub.commit}/"
         name = path.removeprefix(prefix)
         if not path.startswith(prefix) or name not in self.hub.files:
             self._json({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"}, body)
+            return
+        if self.hub.gated:
+            self._json({"error": "Access is restricted"}, 403, {"X-Error-Code": "GatedRepo"}, body)
             return
         if body and self.hub.busy.get(name, 0) > 0:
             self.hub.busy[name] -= 1

@@ -22,11 +22,14 @@ def test_inputs_are_sorted_and_named_below_their_common_directory(tmp_path: Path
 
 def test_inputs_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_text("{}\n")
-    (tmp_path / "a.pdf").write_text("{}\n")
+    for name in ("a.pdf", "a.tar.gz", "a.tsv.zst"):
+        (tmp_path / name).write_text("{}\n")
     (tmp_path / "a.jsonl").write_text("{}\n")
     for inputs, message in (
         (["absent"], "absent does not exist"),
         (["a.bin"], "unknown ending"),
+        (["a.tar.gz"], r"a.tar.gz is a tar archive; unpack it first, or give webdataset:FILE"),
+        (["a.tsv.zst"], "a.tsv.zst is a table; give csv:FILE"),
         (["a.pdf"], "a.pdf is a PDF, not text; convert it: pdftotext"),
         (["a.jsonl", "a.jsonl"], "given twice"),
         ([".", "a.jsonl"], "given twice"),
@@ -48,7 +51,6 @@ def test_hidden_directories_are_passed_over_below_an_input_but_not_above(tmp_pat
 
 def test_the_ending_tells_the_format() -> None:
     packed = (
-        "a.csv.zst",
         "a.txt.gz",
         "a.jsonl.zst",
         "a.ndjson.ZST",
@@ -57,10 +59,15 @@ def test_the_ending_tells_the_format() -> None:
         "a.json.xz",
     )
     kinds = dict.fromkeys((*packed, "a.jsonl", "A.NDJSON"), "lines")
-    kinds |= {"a.csv.zst": "csv", "a.txt.gz": "text", "a.tsv": "tsv"}
-    kinds |= {"a.parquet": "parquet", "a.txt": "text", "a.MD": "text"}
+    kinds |= {
+        "a.json": "lines",
+        "a.txt.gz": "text",
+        "a.parquet": "parquet",
+        "a.txt": "text",
+        "a.MD": "text",
+    }
     for name, kind in kinds.items():
         found = format_of(name)
         assert found is not None and found.kind == kind
         assert (found.packing is not None) == (name in packed)
-    assert [format_of(name) for name in ("a.json", "a.zst", "jsonl")] == [None] * 3
+    assert [format_of(name) for name in ("a.csv.gz", "a.tsv", "a.zst", "jsonl")] == [None] * 4

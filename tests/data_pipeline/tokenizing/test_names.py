@@ -39,6 +39,18 @@ def test_no_two_names_share_a_file(workshop: Workshop, tmp_path: Path) -> None:
     assert shard_name("x", "train", "web", 3) == "x-train-web_00003"
 
 
+def test_names_that_differ_in_capitals_only_have_files_that_differ_in_more(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    names = ["Wiki", "wiki", "WIKI", "books"]
+    path = write(tmp_path / "in.jsonl", names)
+    manifest, _ = workshop.tokenize(tmp_path / "out", path, validation_fraction=0)
+    files = {shard.source: shard.name for shard in manifest.shards}
+    assert {*files} == {*names} and len({name.casefold() for name in files.values()}) == len(names)
+    # The first in the alphabet keeps its name, and so does one that is alone.
+    assert (files["WIKI"], files["books"]) == ("small-train-WIKI_00000", "small-train-books_00000")
+
+
 @pytest.mark.distributed
 def test_hundreds_of_sources(workshop: Workshop, tmp_path: Path) -> None:
     path = write(tmp_path / "in.jsonl", [f"site {number}" for number in range(SOURCES)])

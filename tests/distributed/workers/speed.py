@@ -92,7 +92,7 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
     config = load_config("demo", payload["overrides"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
     ours, theirs = (
-        torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5)) for _ in range(2)
+        torch.nn.Sequential(torch.nn.Linear(1500, 1400), torch.nn.LayerNorm(1400)) for _ in range(2)
     )
     theirs.load_state_dict(ours.state_dict())
     section = config.optimizer
@@ -108,10 +108,13 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
     for step in range(6):
         scale = 10.0 ** (step - 3)  # some norms are below the limit, some above
         for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-            one.grad = scale * torch.randn_like(one)
+            # Descending, so that sums of squares in fp32 lose what comes last.
+            values = torch.randn(one.numel()).square().sort(descending=True).values
+            one.grad = scale * values.view_as(one)
             other.grad = one.grad.clone()
-        norm = torch.nn.utils.clip_grad_norm_(
-            theirs.parameters(), section.gradient_clip or float("inf")
+        norm = torch.cat([p.grad.double().flatten() for p in theirs.parameters()]).norm()  # type: ignore[union-attr]
+        torch.nn.utils.clip_grads_with_norm_(
+            theirs.parameters(), section.gradient_clip or float("inf"), norm
         )
         reference.step()
         optimizer.step()

@@ -74,6 +74,25 @@ def names(paths: list[Path], baseline: str = "vanilla") -> list[str]:
     return [variant.name for variant in compare_runs(paths, baseline).variants]
 
 
+def test_a_label_of_several_words_is_called_by_the_name_of_its_grid(tmp_path: Path) -> None:
+    """One name for one label; where a name stands for several, the labels stay."""
+    paths = []
+    for seed in (1, 2):
+        for name, adapters in (
+            ("base", []),
+            ("conv4-t500", ["short_convolution", "query_key_bias"]),
+            ("both-a", ["low_rank"]),
+            ("both-b", ["low_rank", "channel_scale"]),
+        ):
+            full = f"{name}-seed_{seed}"
+            changes = {"config.attention.adapters": adapters}
+            paths.append(write_run(tmp_path, full, seed=seed, changes=changes))
+    wanted = ["vanilla", "conv4", "vanilla+low_rank", "vanilla+low_rank+channel_scale"]
+    assert names(paths) == wanted
+    for baseline in ("conv4", "vanilla+short_convolution+query_key_bias"):
+        assert compare_runs(paths, baseline).baseline == "conv4"
+
+
 def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_path: Path) -> None:
     """Keys that are not in this version's config are labelled like any other."""
     runs: dict[str, tuple[str, dict[str, Any]]] = {
@@ -364,6 +383,21 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
     seen = io_wrapper.GetLogdirSubdirectories(str(links))
     wanted = {f"{variant}/seed-{seed}" for variant in LOSSES for seed in range(5)}
     assert {str(Path(path).relative_to(links)) for path in seen} == wanted
+
+
+def test_where_no_link_can_be_made_tensorboard_is_sent_to_the_runs(tmp_path: Path) -> None:
+    """As after a copy to a file system without links, which has directories in their place."""
+    paths = sweep(tmp_path / "runs")[:2]
+    for path in paths:
+        (path / "tensorboard").mkdir()
+    comparison = compare_runs(paths, "vanilla")
+    out = tmp_path / "out"
+    copied = out / "tensorboard/vanilla/seed-0/kept"
+    assert write_comparison(comparison, out, COMMAND) == out / "tensorboard"
+    copied.parent.unlink()
+    copied.mkdir(parents=True)
+    assert write_comparison(comparison, out, COMMAND) == tmp_path / "runs"
+    assert copied.is_dir() and (out / "report.html").is_file()
 
 
 def test_json_holds_every_number_and_null_where_there_is_none(tmp_path: Path) -> None:

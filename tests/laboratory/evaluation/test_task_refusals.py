@@ -44,18 +44,20 @@ def refused(match: str, *arguments: Any, **options: Any) -> None:
         tasks(*arguments, **options)
 
 
-def test_refusals_before_anything_is_loaded(tmp_path: Path) -> None:
+@pytest.mark.distributed
+def test_models_are_refused_before_they_are_loaded(place: Path, tmp_path: Path) -> None:
     model = fake_model(tmp_path / "model")
     again = fake_model(tmp_path / "again")
+    files = {"include_path": place / "files", "out": tmp_path / "out"}
     refused("--tasks names no task", [model], " , ")
-    refused("given twice", [model, model], "choice")
-    refused("neither a run directory nor an export", [tmp_path], "choice")
-    refused("--baseline base is none .* 'vanilla'", [model], "choice", baseline="base")
-    refused("both 'vanilla' with run.seed=1: give one of them$", [model, again], "choice")
-    refused("--step 3: .* is an export", [model], "choice", step=3)
+    refused("given twice", [model, model], "choice", **files)
+    refused("neither a run directory nor an export", [tmp_path], "choice", **files)
+    refused("--baseline base is none .* 'vanilla'", [model], "choice", baseline="base", **files)
+    refused("both 'vanilla' with run.seed=1: give one of", [model, again], "choice", **files)
+    refused("--step 3: .* is an export", [model], "choice", step=3, **files)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_text("run: {name: a}\n")
-    refused("no complete checkpoint", [tmp_path / "run"], "choice")
+    refused("no complete checkpoint", [tmp_path / "run"], "choice", **files)
 
 
 @pytest.mark.distributed
@@ -85,9 +87,9 @@ def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> 
     (files / "own.py").write_text("def fail(doc, results):\n    raise KeyError('no such\\nkey')\n")
     said = "--tasks choice failed in the harness: .*no such.*key"
     refused(said, [place / "model"], "choice", **options)
-    assert not list(tmp_path.glob("out/results/*/*"))
+    assert not list(tmp_path.glob("out/results/*/results.json"))
     (files / "choice.yaml").write_text(text + "unsafe_code: true\n")
-    refused("runs code that the model writes", [place / "model"], "choice", include_path=files)
+    refused("choice which is marked as unsafe", [place / "model"], "choice", **options)
 
 
 @pytest.mark.distributed
@@ -103,6 +105,10 @@ def test_code_beside_a_model_is_not_run_unasked(place: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.distributed
-def test_a_missing_extra_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lm_eval.evaluator", None)
-    refused(r"pip install .*'\.\[eval\]'", [place / "model"], "choice")
+@pytest.mark.parametrize("module", ["lm_eval.evaluator", "sacrebleu"])
+def test_a_missing_extra_is_named_before_a_run_is_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / "config.yaml").write_text("run: {name: a}\n")  # a run, without a checkpoint
+    refused(r"pip install .*'\.\[eval\]'", [tmp_path], "choice")

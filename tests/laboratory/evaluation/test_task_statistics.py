@@ -1,8 +1,7 @@
-"""Statistics and report of `evaluate tasks` on fabricated scores; no model, no harness."""
+"""Gaps and report of `evaluate tasks` on fabricated scores; no model, no harness."""
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +10,20 @@ from scipy import stats
 
 pytest.importorskip("transformers", reason="transformers is of the extra export")
 
-from laboratory.evaluation.tasks.harness import Measured
-from laboratory.evaluation.tasks.report import TaskReport
-from laboratory.evaluation.tasks.scores import Score, TaskScores
-from laboratory.evaluation.tasks.statistics import Scores, compare_tasks, mcnemar
+from laboratory.evaluation.tasks.harness import Score, read_scores
+from laboratory.evaluation.tasks.report import compare_tasks, tasks_document
 from laboratory.finetuning.models import Pretrained
-from laboratory.study.report import page_text
+from laboratory.study.report import Document, page_text
 from laboratory.study.seeds import group_runs
-from pretrain.reporting.tables import Table
 
 ITEMS = 40
+FACTS = {
+    "versions": {"lm-eval": "0.4.13"},
+    "tasks": {"choice": {"version": 1.0, "shots": 0, "items": ITEMS}},
+}
 
 
-def fabricated(seeds: int) -> TaskReport:
+def fabricated(seeds: int) -> tuple[Document, list]:
     """Models with 40 items, of which `orthogonal` has one less right, or as many, by turns."""
     models, scores = [], {}
     for variant, fewer in (("orthogonal", 1), ("vanilla", 0)):
@@ -34,74 +34,52 @@ def fabricated(seeds: int) -> TaskReport:
             models.append(Pretrained(path, path, **own))
             right = 20 + seed - fewer * (seed % 2)
             items = tuple([1.0] * right + [0.0] * (ITEMS - right))
-            perplexity = Score(10.0 + seed + fewer, 0.5, False, tuple(map(float, range(ITEMS))))
-            choice = {"acc": Score(right / ITEMS, 0.08, True, items), "perplexity": perplexity}
-            scores[path] = {"choice": TaskScores(choice, ITEMS, cut=seed)}
-    all_scores: Scores = scores
+            perplexity = Score(10.0 + seed + fewer, 0.5, False)
+            acc = Score(right / ITEMS, 0.08, True, items)
+            scores[path] = {"choice": {"perplexity": perplexity, "acc": acc}}
     groups = group_runs(models, "vanilla")
-    return TaskReport(
-        comparison=compare_tasks(groups, all_scores),
-        groups=groups,
-        measured=[Measured("choice", ())],
-        scores=all_scores,
-        limit=None,
-        versions={"lm-eval": "0.4.13"},
-        command=[("python", "-m", "pretrain"), ("--tasks", "choice, both")],
-    )
+    return tasks_document(groups, scores, FACTS, None), list(compare_tasks(groups, scores))
 
 
-def test_gaps_and_items_of_five_seeds() -> None:
-    report = fabricated(5)
-    tested, other = report.comparison.contrasts
-    assert [(one.metric, one.tested) for one in (tested, other)] == [
-        ("acc", True),
-        ("perplexity", False),
-    ]
+def test_gaps_by_seed_and_by_item() -> None:
+    _, (by_seed, by_item) = fabricated(5)
+    other, tested = by_seed
+    assert [(one.metric, one.tested) for one in by_seed] == [("perplexity", False), ("acc", True)]
     differences = -np.array([1, 0, 1, 0, 1]) / ITEMS
-    assert tested.gap is not None and other.gap is not None
-    assert tested.gap.differences == pytest.approx(differences)
     half = stats.t.ppf(0.975, 4) * differences.std(ddof=1) / 5**0.5
+    assert tested.gap.differences == pytest.approx(differences)
     assert (tested.gap.low, tested.gap.high) == pytest.approx((-0.015 - half, -0.015 + half))
-    assert (
-        tested.gap.t_p
-        == tested.gap.t_p_holm
-        == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
-    )
+    p = stats.ttest_1samp(differences, 0).pvalue
+    assert tested.gap.t_p == tested.gap.t_p_holm == pytest.approx(p)
     assert other.gap.mean == pytest.approx(1) and other.gap.t_p is None
-    assert [
-        (one.only_model, one.only_base, one.p_holm) for one in report.comparison.item_tests
-    ] == [(0, seed % 2, 1.0) for seed in range(1, 6)]
+    assert [(one.gap.n, one.gap.mean * ITEMS) for one in by_item] == [
+        (ITEMS, pytest.approx(-(seed % 2))) for seed in range(1, 6)
+    ]
 
 
 def test_the_report_says_what_was_compared() -> None:
-    document = fabricated(5).document()
+    document, _ = fabricated(5)
     text = page_text(document.page)
-    assert "# Tasks\n\nBaseline: vanilla. lm-evaluation-harness 0.4.13.\n" in text
-    assert (
-        "* choice: orthogonal: acc -0.0150 (95 % interval -0.0320 to +0.0020) against vanilla; no "
-        "sig" in text
-    )
-    assert "| choice | acc ↑ | vanilla | 5 | 0.5750 ± 0.0395 | 0.0800 | 40 |" in text
-    assert (
-        "| choice | acc | orthogonal | 5 | -0.0150 | [-0.0320, +0.0020] | -1.10 | 0.0705 | 0.0705 |"
-        in text
-    )
+    assert "# Tasks\n\nBaseline: vanilla. lm-eval 0.4.13.\n" in text
+    said = "* choice: orthogonal: acc -0.0150 (95 % interval -0.0320 to +0.0020) against vanilla;"
+    assert said in text and "Fewer than" not in text
+    assert "| choice | acc ↑ | vanilla | 5 | 0.5750 ± 0.0395 | 0.0800 |" in text
     assert "| choice | perplexity | orthogonal | 5 | +1.0000 | [+1.0000, +1.0000] |" in text
-    assert (
-        "lose their beginning, here up to 5 of choice a model" in text and "Fewer than" not in text
-    )
-    assert "```\npython -m pretrain \\\n    --tasks 'choice, both'\n```" in text
-    assert [block.header[-1] for block in document.summary if isinstance(block, Table)] == [
-        "items",
-        "p, Holm",
-    ]
+    assert "| choice | acc | orthogonal-1 | 40 | -0.0250 | [-0.0756, +0.0256] |" in text
     model = document.content["models"][0]
-    assert model["tasks"]["choice"]["scores"]["acc"] == {
+    assert model["tasks"]["choice"]["acc"] == {
         "value": 21 / 40,
         "stderr": 0.08,
         "higher_is_better": True,
     }
-    assert "perplexity_ratio" not in document.content["contrasts"][0]["gap"]
+    assert "seeds" not in document.content["items"][0]["gap"]
+
+
+def test_few_seeds_have_no_p_values() -> None:
+    document, _ = fabricated(2)
+    text = page_text(document.page)
+    assert "| n < 5 | n < 5 | n < 5 | n < 5 |" in text
+    assert "Fewer than 5 pairs of seeds: no statistical significance is claimed" in text
 
 
 def test_a_model_of_unknown_seed_is_no_pair_of_seed_zero() -> None:
@@ -109,26 +87,28 @@ def test_a_model_of_unknown_seed_is_no_pair_of_seed_zero() -> None:
     for name, facts in (("run", {"variant": "vanilla", "seed": 0}), ("theirs", {})):
         path = Path(name)
         models.append(Pretrained(path, path, facts=facts, digest="", trusted=True, name=name))
-        scores[path] = {"choice": TaskScores({"acc": Score(0.5, 0.1, True, (1.0, 0.0))}, 2)}
-    comparison = compare_tasks(group_runs(models, "vanilla"), scores)
-    assert [one.gap for one in comparison.contrasts] == [None]
-    assert [one.items for one in comparison.item_tests] == [2]  # as the only two models
+        scores[path] = {"choice": {"acc": Score(0.5, 0.1, True, (1.0, 0.0))}}
+    by_seed, by_item = compare_tasks(group_runs(models, "vanilla"), scores)
+    assert [one.gap for one in by_seed] == [None]
+    assert [one.gap.n for one in by_item if one.gap] == [2]  # as the only two models
 
 
-def test_few_seeds_have_no_p_values() -> None:
-    text = page_text(fabricated(2).document().page)
-    assert "| n < 5 | n < 5 | n < 5 | n < 5 | n = 2 < 5: significance is not claimed |" in text
-    assert "Fewer than 5 pairs of seeds (n = 2): no statistical significance is claimed" in text
-
-
-def test_mcnemar_by_hand() -> None:
-    # 6 items that only one has right, 1 to 5: 2 (C(6,0) + C(6,1)) / 2^6.
-    ours = [1.0] + [0.0] * 5 + [1.0] * 3 + [0.0] * 2
-    base = [0.0] + [1.0] * 5 + [1.0] * 3 + [0.0] * 2
-    assert mcnemar(ours, base) == (1, 5, pytest.approx(float(Fraction(14, 64))))
-    assert mcnemar(base, ours) == (5, 1, pytest.approx(float(Fraction(14, 64))))
-    assert mcnemar(ours, base)[2] == pytest.approx(stats.binomtest(1, 6).pvalue)
-    assert mcnemar([1.0] * 8, [0.0] * 8) == (8, 0, pytest.approx(2 / 256))
-    assert mcnemar([1.0, 0.0], [0.0, 1.0]) == (1, 1, 1.0) and mcnemar([1.0], [1.0]) == (0, 0, 1.0)
-    with pytest.raises(ValueError):
-        mcnemar([1.0], [1.0, 0.0])
+def test_parts_of_a_group_without_a_number_are_shown() -> None:
+    """A tag, or a group without aggregation: the harness has results of its tasks only."""
+    sample = {"filter": "none", "acc": 1.0}
+    results = {
+        "results": {
+            "suite": {"alias": "suite"},
+            "one": {"acc,none": 1.0, "acc_stderr,none": "N/A", "alias": "one"},
+            "sum": {"acc,none": 0.5, "acc_stderr,none": 0.1, "alias": "sum"},
+            "two": {"acc,none": 0.5, "acc_stderr,none": 0.1, "alias": "two"},
+        },
+        "groups": {"sum": {}},
+        "group_subtasks": {"suite": ["one"], "sum": ["two"], "one": [], "two": []},
+        "samples": {"one": [sample], "two": [sample, sample]},
+        "higher_is_better": {"one": {"acc": True}, "two": {"acc": True}},
+    }
+    found = read_scores(results)
+    assert list(found) == ["one", "sum"]
+    assert found["one"]["acc"] == Score(1.0, None, True, (1.0,))
+    assert found["sum"]["acc"].items == (1.0, 1.0)

@@ -64,11 +64,11 @@ def test_data_come_from_the_hub_and_then_from_the_cache(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "sst2" in done.stdout and "WARNING" not in done.stdout and "Traceback" not in done.stderr
     report = json.loads((tmp_path / "out/report.json").read_text())
-    assert report["tasks"]["sst2"][0]["version"] == "1.0"
-    assert [one["items"] for one in report["item_tests"]] == [6]
+    assert report["tasks"]["sst2"] == {"version": 1.0, "shots": 0, "items": 6}
+    assert [one["gap"]["n"] for one in report["items"]] == [6]
     # The hub is gone. What was fetched is found again, what was not is refused.
     command[command.index("sst2")] = "sst2,mrpc"
     done = warm_cli(command, environment=environment | {"HF_HUB_OFFLINE": "1"})
     assert_refused(
-        done, "--tasks mrpc cannot be loaded", "without HF_HUB_OFFLINE", "--include-path"
+        done, "--tasks sst2,mrpc cannot be loaded", "without HF_HUB_OFFLINE", "--include-path"
     )

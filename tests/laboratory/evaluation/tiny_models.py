@@ -78,6 +78,36 @@ def write_model(path: Path, variant: str | None, seed: int) -> Path:
     return path
 
 
+def write_translator(path: Path, steps: int) -> Path:
+    """A GPT2 of two layers, trained on the sentences of toy_translation, one token a word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    from laboratory.evaluation.toy_tasks.toy_translation import pairs
+
+    lines = [f"{pair['source']} = {pair['target']} ." for pair in pairs(held_out=False)]
+    words = ["</s>", "<unk>", *dict.fromkeys(word for line in lines for word in line.split())]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "</s>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **marks)
+    fast.save_pretrained(path)
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(words), n_embd=64, n_layer=2, n_head=2, n_positions=64, resid_pdrop=0.0
+    )
+    model = GPT2LMHeadModel(config)
+    ids = torch.tensor(fast(lines)["input_ids"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        batch = ids[torch.randint(len(ids), (64,))]
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval().save_pretrained(path)
+    return path
+
+
 def write_tasks(directory: Path, items: int = 24) -> Path:
     """`choice` (multiple choice), `last_word` (shaped like lambada), `both`, a group of choices."""
     directory.mkdir(parents=True)

@@ -1,138 +1,184 @@
-"""`evaluate glue` on tiny exports: groups, the whole command, what is refused."""
+"""`evaluate glue` and `evaluate reservoir` on tiny models: learned, frozen, kept, refused."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import sys
+import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("accelerate")
+pytest.importorskip("datasets")
 
-from laboratory.finetuning.models import Pretrained, group_models, open_pretrained
-from laboratory.finetuning.verbs import glue
+import torch
+
+from laboratory.finetuning.glue_data import TASKS, read_task
+from laboratory.finetuning.models import group_models, load_tokenizer, open_pretrained
+from laboratory.finetuning.training import encode
+from laboratory.finetuning.verbs import glue, require_packages, reservoir
 from pretrain.errors import UserError
 from tests.command_line import assert_refused
+from tests.laboratory.evaluation.tiny_models import own_cache
 from tests.ranks import warm_cli
 from tests.tiny_exports import tiny_export
 
 pytestmark = pytest.mark.distributed
+FILLERS = ["the", "film", "of", "a", "day", "with", "some", "people"]
+QUICK: dict[str, Any] = {"seeds": 1, "learning_rate": 5e-3, "batch_size": 16}
+
+
+def reviews(count: int, seed: int) -> list[dict[str, Any]]:
+    """Two words decide, and stand anywhere."""
+    drawn = random.Random(seed)
+    rows = []
+    for index in range(count):
+        words = drawn.choices(FILLERS, k=drawn.randint(2, 6))
+        words.insert(drawn.randint(0, len(words)), "good" if index % 2 else "bad")
+        rows.append({"sentence": " ".join(words), "label": index % 2})
+    return rows
+
+
+def write_bert(path: Path) -> Path:
+    """A BERT of two layers with random weights, whose tokenizer knows the words of `reviews`."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *FILLERS, "good", "bad"]
+    tokenizer = Tokenizer(models.WordLevel(dict(zip(words, range(14), strict=True)), "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+    )
+    marks = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", model_max_length=32, **marks
+    ).save_pretrained(path)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=14,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
+    BertModel(config).save_pretrained(path)
+    return path
 
 
 @pytest.fixture(scope="module")
-def exports(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two exports, a BERT, and the data."""
+    require_packages("a test")
     directory = tmp_path_factory.mktemp("fine-tuned")
-    for seed in (1, 2):
-        tiny_export(directory / f"vanilla-{seed}", tiny_shards, "vanilla", seed=seed, frozen=False)
-        tiny_export(directory / f"orthogonal-{seed}", tiny_shards, "orthogonal", seed=seed)
+    tiny_export(directory / "vanilla-1", tiny_shards, "vanilla", frozen=False)
+    tiny_export(directory / "orthogonal-1", tiny_shards, "orthogonal", rotary=False)
+    write_bert(directory / "bert")
     data = directory / "data/sst2"
     data.mkdir(parents=True)
-    for name, count in (("train", 48), ("validation", 24)):
-        rows = [
-            {"sentence": f"a {'good' if i % 2 else 'bad'} film {i}", "label": i % 2}
-            for i in range(count)
-        ]
-        (data / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return directory
+    for split, count, seed in (("train", 160, 0), ("validation", 60, 1)):
+        rows = "\n".join(map(json.dumps, reviews(count, seed)))
+        (data / f"{split}.jsonl").write_text(rows)
+    with own_cache(directory / "cache"):
+        yield directory
 
 
-def group_names(models: list[Pretrained]) -> list[str]:
-    groups = group_models(models)
-    return [groups.name_of(model) for model in models]
+def report_of(out: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return report
 
 
-def test_models_are_grouped_by_method_and_settings(exports: Path, tmp_path: Path) -> None:
-    names = ("vanilla-1", "vanilla-2", "orthogonal-1")
-    models = [open_pretrained(exports / name, False) for name in names]
-    assert group_names(models) == ["vanilla", "vanilla", "orthogonal"]
-    assert group_models(models).baseline == "vanilla"
-    for baseline in ("orthogonal", "orthogonal-1"):
-        assert group_models(models, baseline).baseline == "orthogonal"
-    other = tmp_path / "longer"
-    shutil.copytree(exports / "orthogonal-2", other)
-    facts = json.loads((other / "export.json").read_text()) | {"step": 9}
-    (other / "export.json").write_text(json.dumps(facts))
-    found = group_names([*models, open_pretrained(other, False)])
-    assert found[2:] == ["orthogonal (step=4)", "orthogonal (step=9)"]
-    (other / "export.json").unlink()  # somebody else's
-    foreign = open_pretrained(other, False)
-    assert group_names([foreign]) == ["longer"]
-    assert foreign.frozen_rows == {} and foreign.seed is None
-
-
-def test_the_command_writes_a_report_and_goes_on_from_what_is_there(
-    exports: Path, tmp_path: Path
-) -> None:
-    """A second command trains the seed that is new, and only that."""
-    names = ("vanilla-1", "vanilla-2", "orthogonal-1", "orthogonal-2")
-    out = tmp_path / "out"
-    command = ["evaluate", "glue", *(str(exports / name) for name in names)]
-    command += [f"--data={exports / 'data'}", f"--out={out}"]
-    command += ["--tasks=sst2", "--epochs=1", "--learning-rate=3e-3"]
-    done = warm_cli([*command, "--seeds", "1"])
-    assert done.returncode == 0, done.stderr
-    assert f"written: {out / 'report.md'}" in done.stdout and "orthogonal, sst2" in done.stdout
-    lines = done.stderr.splitlines()
-    assert lines[0] == "1/4: vanilla-1-sst2-1" and all("-sst2-" in line for line in lines)
-    written = {"report.md", "report.html", "report.json", "scores.png", "scores.svg", "trials"}
-    assert {path.name for path in out.iterdir()} == written
-    report = json.loads((out / "report.json").read_text())
-    assert len(report["trials"]) == 4 and report["baseline"] == "vanilla"
+def test_exports_learn_with_their_rows_frozen_again(place: Path, tmp_path: Path) -> None:
+    exports = [place / "vanilla-1", place / "orthogonal-1"]
+    options = {**QUICK, "data": str(place / "data"), "out": tmp_path, "epochs": 4}
+    glue(exports, **options)
+    report = report_of(tmp_path)
+    first, second = report["trainings"]
+    assert [one["metrics"]["score"] > 0.9 for one in (first, second)] == [True, True]
+    assert first["frozen_parameters"] == 0 and not first["kept"]
+    assert second["frozen_parameters"] == 2 * 64 * (32 + 1)  # with their biases
+    assert second["items"] == 60 and 1 <= second["best_epoch"] <= 4
+    looked = second["score_aside_by_epoch"]
+    assert looked[second["best_epoch"] - 1] == max(looked)
     (compared,) = report["comparisons"]
-    assert compared["pair"] == "pretraining" and compared["gap"]["seeds"] == [1, 2]
-    frozen = [one["weights"]["frozen_tensors"] for one in report["trainings"]]
-    assert frozen == [0, 0, 4, 4]
-    text = (out / "report.md").read_text()
-    assert "sst2: the most frequent label, given always, scores 50.00" in text
-    assert "vanilla-1, vanilla-2: nothing was frozen, so everything trains" in text
-    before = {path: path.read_bytes() for path in (out / "trials").iterdir()}
-    more = {"data": exports / "data", "out": out, "epochs": 1, "learning_rate": 3e-3, "seeds": 2}
-    glue(models=[exports / "orthogonal-1"], **more)
-    after = {path: path.read_bytes() for path in (out / "trials").iterdir()}
-    assert len(after) == 5 and {path: after[path] for path in before} == before
-    report = json.loads((out / "report.json").read_text())
-    assert [one["kept"] for one in report["trainings"]] == [True, False]
-    assert report["baseline"] == "orthogonal"
+    assert (compared["group"], compared["baseline"]) == ("orthogonal", "vanilla")
+    assert compared["pair"] == "fine-tuning" and compared["gap"]["seeds"] == [1]
+    glue(exports, **options)  # nothing is trained again
+    again = report_of(tmp_path)
+    assert [one.pop("kept") for one in again["trainings"]] == [True, True]
+    for one in report["trainings"]:
+        del one["kept"]
+    assert again["trainings"] == report["trainings"]
 
 
-def test_query_and_key_train_if_that_is_asked_for(exports: Path, tmp_path: Path) -> None:
-    quick = {"seeds": 1, "epochs": 1, "learning_rate": 3e-3, "out": tmp_path}
-    data = exports / "data"
-    glue(models=[exports / "orthogonal-1"], data=data, train_query_key=True, **quick)
-    report = json.loads((tmp_path / "report.json").read_text())
-    (training,) = report["trainings"]
-    assert training["weights"]["frozen_tensors"] == 0 and training["query_key"] == "trained"
-    assert training["weights"]["unchanged_tensors"] == []
+def test_query_and_key_train_if_that_is_asked_for(place: Path, tmp_path: Path) -> None:
+    options = {**QUICK, "data": str(place / "data"), "out": tmp_path, "epochs": 1}
+    glue([place / "orthogonal-1"], train_query_key=True, **options)
+    report = report_of(tmp_path)
+    assert report["trainings"][0]["frozen_parameters"] == 0
     assert "--train-query-key: Q and K trained like everything else" in report["notes"]
-    assert report["experiment"] == "E3" and report["trials"][0]["items"] == 24
 
 
-def test_mistakes_are_refused_before_anything_is_trained(exports: Path, tmp_path: Path) -> None:
-    done = warm_cli(
-        ["evaluate", "glue", str(exports / "vanilla-1"), "--data", str(exports), "--tasks", "sst3"]
+def test_the_four_arms_of_the_reservoir_test(place: Path, tmp_path: Path) -> None:
+    options = {**QUICK, "data": str(place / "data"), "out": tmp_path, "epochs": 4}
+    reservoir(place / "bert", **options)
+    report = report_of(tmp_path)
+    trials = {trial["group"]: trial for trial in report["trials"]}
+    assert list(trials) == ["trained", "frozen", "per head", "one matrix"]
+    frozen = 2 * 2 * 32 * 33
+    assert [one["frozen_parameters"] for one in report["trainings"]] == [0, *[frozen] * 3]
+    for trial in trials.values():
+        assert trial["metrics"]["accuracy"] > 0.8 and trial["metrics"]["f1"] > 0.8
+    assert trials["frozen"]["metrics"] != trials["per head"]["metrics"] or (
+        report["trainings"][1]["score_aside_by_epoch"]
+        != report["trainings"][2]["score_aside_by_epoch"]
     )
-    assert_refused(done, "--tasks: there is no task 'sst3'; there are cola, sst2")
-    data = {"data": exports / "data"}
-    shutil.copytree(exports / "vanilla-1", tmp_path / "model")
-    (tmp_path / "model/tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"model has no tokenizer \(tokenizer.json\)"):
-        glue(models=[tmp_path / "model"], **data)
-    (tmp_path / "model/tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"transformers cannot load .*model: "):
-        glue(models=[tmp_path / "model"], **data, out=exports / "out")
-    (tmp_path / "model/export.json").write_text("{}")
-    with pytest.raises(UserError, match=r"export.json has no key 'run': .*; export the run again"):
-        glue(models=[tmp_path / "model"], **data)
-    assert not (exports / "out").exists()
+    metrics = [(one["group"], one["metric"]) for one in report["comparisons"]]
+    arms = ("frozen", "per head", "one matrix")
+    assert metrics == [(arm, metric) for metric in ("accuracy", "f1") for arm in arms]
 
 
-def test_a_missing_package_is_one_sentence(
-    exports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(
-        UserError, match=r"evaluate glue needs the package accelerate .* pip install .*'\.\[eval\]'"
-    ):
-        glue(models=[exports / "vanilla-1"], data=exports / "data", out=tmp_path)
+def test_texts_are_joined_as_the_model_knows_them(place: Path) -> None:
+    from datasets import Dataset
+
+    rows = Dataset.from_list([{"sentence1": "good film", "sentence2": "bad day", "label": 1}])
+    bert = load_tokenizer(open_pretrained(place / "bert", False))
+    (encoded,) = encode(TASKS["rte"], rows, bert, None)
+    assert encoded["input_ids"] == [1, 12, 5, 2, 13, 8, 2] and encoded["labels"] == 1
+    (cut,) = encode(TASKS["rte"], rows, bert, 6)
+    assert len(cut["input_ids"]) == 6
+    export = load_tokenizer(open_pretrained(place / "vanilla-1", False))
+    (encoded,) = encode(TASKS["rte"], rows, export, None)
+    assert encoded["input_ids"][0] == export.start
+    text = export.program.decode(encoded["input_ids"][1:])
+    assert text.strip() == "good film\nbad day"
+
+
+def test_models_are_grouped_by_method(place: Path) -> None:
+    models = [open_pretrained(place / name, False) for name in ("vanilla-1", "orthogonal-1")]
+    groups = group_models(models, "orthogonal-1")
+    assert [groups.name_of(model) for model in models] == ["vanilla", "orthogonal"]
+    assert groups.baseline == "orthogonal"
+
+
+def test_mistakes_are_refused_before_anything_is_trained(place: Path, tmp_path: Path) -> None:
+    command = ["evaluate", "reservoir", str(place / "bert"), "--data", str(place / "data")]
+    done = warm_cli([*command, "--task", "sst3"])
+    assert_refused(done, "--task: there is no task 'sst3'; there are cola, sst2")
+    options = {**QUICK, "out": tmp_path}
+    with pytest.raises(UserError, match="1 training examples are too few to set some aside"):
+        few = tmp_path / "few/sst2"
+        few.mkdir(parents=True)
+        for split in ("train", "validation"):
+            (few / f"{split}.jsonl").write_text(json.dumps(reviews(1, 0)[0]) + "\n")
+        glue([place / "vanilla-1"], data=str(tmp_path / "few"), **options)
+    with pytest.raises(UserError, match="the loss of a fine-tuning is nan; lower --learning-rate"):
+        far = {**options, "learning_rate": 1e30, "epochs": 1}
+        glue([place / "vanilla-1"], data=str(place / "data"), **far)
+    assert not list(tmp_path.glob("trials/*"))
+    assert read_task(TASKS["sst2"], str(place / "data"))["train"].num_rows == 160

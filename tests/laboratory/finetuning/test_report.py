@@ -22,17 +22,17 @@ def trial(
         model=model,
         pretraining_seed=pretraining,
         seed=seed,
-        score=score,
-        metrics={"accuracy": score},
-        standard_error=0.01,
+        metrics={"accuracy": score, "score": score},
         items=872,
+        best_epoch=2,
+        frozen_share=0.129,
     )
 
 
 def test_pairs_are_of_pretraining_seeds_where_there_are_several() -> None:
     base = [trial("a", p, s, 0.9 + 0.01 * p + 0.001 * s) for p in (1, 2, 3) for s in (1, 2)]
     own = [trial("b", p, s, 0.9 + 0.02 * p + 0.001 * s) for p in (1, 2, 4) for s in (1, 2)]
-    (found,) = compare_trials([*base, *own], "a", 0.05)
+    (found,) = compare_trials([*base, *own], "a", ["score"], 0.05)
     assert found.pair == "pretraining" and found.gap is not None
     assert found.gap.seeds == (1, 2) and found.gap.differences == pytest.approx((0.01, 0.02))
     half = stats.t.ppf(0.975, 1) * math.sqrt(0.00005) / math.sqrt(2)
@@ -44,11 +44,11 @@ def test_pairs_are_of_fine_tuning_seeds_of_one_pretraining() -> None:
     base = [trial("a", 7, s, 0.9) for s in (1, 2, 3)]
     own = [trial("b", 7, s, value) for s, value in ((1, 0.9), (2, 0.84), (3, 0.86))]
     own += [trial("b", 8, s, 0.1) for s in (1, 2, 3)]  # of other samples in another order
-    (found,) = compare_trials([*base, *own], "a", 0.05)
+    (found,) = compare_trials([*base, *own], "a", ["score"], 0.05)
     assert found.pair == "fine-tuning" and found.gap is not None and found.gap.n == 3
     assert found.gap.differences == pytest.approx((0, -0.06, -0.04)) and found.held == 2
     foreign = [trial("c", None, s, 0.9) for s in (1, 2, 3)]
-    (other,) = compare_trials([*base, *foreign], "a", 0.05)
+    (other,) = compare_trials([*base, *foreign], "a", ["score"], 0.05)
     assert other.gap is not None and other.gap.n == 3 and other.held == 3
 
 
@@ -60,7 +60,7 @@ def test_p_values_are_adjusted_over_tasks_and_groups() -> None:
         for group in ("a", "b", "c")
         for seed in (1, 2, 3)
     ]
-    found = compare_trials(trials, "a", 0.05)
+    found = compare_trials(trials, "a", ["score"], 0.05)
     assert [(one.task, one.group) for one in found] == [
         (t, g) for t in ("sst2", "rte") for g in "bc"
     ]
@@ -71,16 +71,20 @@ def test_p_values_are_adjusted_over_tasks_and_groups() -> None:
 def test_the_report_says_what_was_compared() -> None:
     trials = [trial(group, 1, seed, 0.9) for group in ("a", "b") for seed in (1, 2)]
     trials += [trial("a", 1, 1, score=0.0, task="cola"), trial("b", 1, 1, score=0.3, task="cola")]
-    report = fine_tuned_report(trials, "a", 0.05, notes=["a note"], content={"more": 1})
+    named = {"experiment": "E3", "title": "GLUE"}
+    report = fine_tuned_report(
+        trials, "a", ["score"], 0.05, notes=["a note"], content=named | {"more": 1}
+    )
     assert [(v.group, v.answer) for v in report.verdicts] == [
         ("b, sst2", "yes (2 of 2)"),
         ("b, cola", "not testable"),  # 95 % of nothing
     ]
     text = page_text(report.document().page)
     assert "score ≥ 95 % of a's" in text and "a note" in text
-    assert "| sst2 | b | 1 × 2 | 90.00 ± 0.00 | accuracy 90.00 ± 0.00 | 1.00 | 872 |" in text
-    gap = "| sst2 | b | a | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | – | n < 5 | n < 5 | n < 5 |"
+    scores = "accuracy 90.00 ± 0.00, score 90.00 ± 0.00 | 2.0 ± 0.0 | 12.9 % | 872 |"
+    assert f"| sst2 | b | 1 × 2 | {scores}" in text
+    gap = "| sst2 | score | b | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | – | n < 5 | n < 5 |"
     assert gap in text
-    assert "not of their methods" in text and "below 5 pairs" in text
-    alone = fine_tuned_report(trials[:2], "a", 0.05, notes=[], content={})
+    assert "not of the method" in text and "below 5 pairs" in text
+    alone = fine_tuned_report(trials[:2], "a", ["score"], 0.05, notes=[], content=named)
     assert [v.answer for v in alone.verdicts] == ["not testable"] and len(alone.tables) == 1

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from laboratory.study.gaps import FEWEST_SEEDS
 from laboratory.sweep.grid import GridRun, expand, read_grid, select
 from laboratory.sweep.names import LONGEST_NAME, NamedValues, run_names
 from laboratory.sweep.plan import PlannedRun, plan_sweep
 from laboratory.sweep.running import devices_of_slot, next_run
+from pretrain.__main__ import app
 from pretrain.config.load import load_config
 from pretrain.config.sources import dump_yaml, override_text, parse_overrides
 from pretrain.errors import UserError
@@ -455,3 +457,23 @@ def test_each_run_at_a_time_has_gpus_of_its_own() -> None:
     assert ["".join(devices_of_slot("abcdef", n, 3, 2)) for n in range(3)] == ["ab", "cd", "ef"]
     with pytest.raises(UserError, match="needs 8 GPUs and there are 6"):
         devices_of_slot("abcdef", 0, 2, 4)
+
+
+def test_a_dry_run_is_a_table_with_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    content = {
+        "set": {**ONE_RANK, "schedule.steps": 7, "schedule.warmup_steps": 1},
+        "list": [{"attention.variant": "vanilla"}, {"attention.variant": "orthogonal"}],
+    }
+    grid = grid_file(tmp_path, **content)
+    done = CliRunner().invoke(app, ["sweep", grid, "--dry-run"])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].startswith("every run: demo ") and "schedule.steps=7" in lines[0]
+    configs = {run.name: run.config for run in plan(tmp_path, **content)}
+    for name in ("vanilla", "orthogonal"):
+        (row,) = [line.split() for line in lines if line.startswith(f"{name} ")]
+        flops = f"{configs[name].total_flops:.2e}"
+        assert row == [name, "new", f"attention.variant={name}", "0.0", "M", flops]
+    total = sum(config.total_flops for config in configs.values())
+    assert lines[-1].startswith(f"2 of 2 runs to train: {total:.2e} FLOPs, about 0:00:0")

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from typing_extensions import override
 
-from megatron_patches.attention.adapters import FORMULAS, HeadAdapters, Heads, fill_evenly
-from megatron_patches.recipe.adapters import ADAPTERS, AdapterSizes, Corrections, in_order
+import megatron_patches.attention.adapters as adapters_module
+from megatron_patches.attention.adapters import (
+    FORMULAS,
+    HeadAdapters,
+    Heads,
+    Weights,
+    fill_evenly,
+    require_effect,
+)
+from megatron_patches.errors import MethodError
+from megatron_patches.recipe.adapters import (
+    ADAPTERS,
+    Adapter,
+    AdapterSizes,
+    AdapterWeight,
+    Corrections,
+    in_order,
+)
 from megatron_patches.recipe.parts import ModelShape, Place
 
 SEQ, BATCH, HEADS, GROUPS, HEAD_DIM, RANK, HIDDEN = 5, 2, 4, 2, 6, 3, 10
@@ -160,3 +179,40 @@ def test_what_starts_as_the_identity_is_not_decayed_and_all_is_sharded_by_heads(
     shared = declared.pop("linear.low_rank_down")
     assert shared.cut is None and shared.partial == "heads"
     assert all(tensor.cut == 0 and tensor.partial is None for tensor in declared.values())
+
+
+@dataclass(frozen=True)
+class HeadScale(Adapter):
+    """q_h ← exp(s_h) q_h: a scale of each head, as somebody may add it."""
+
+    name = "head_scale"
+
+    @override
+    def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
+        return (AdapterWeight("log_head_scale", "query", (1,), "zeros"),)
+
+
+def test_a_tensor_that_can_change_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def head_scale(heads: Heads, weights: Weights) -> Heads:
+        return heads._replace(query=heads.query * weights["log_head_scale"].exp().view(-1, 1))
+
+    monkeypatch.setitem(adapters_module.FORMULAS, "head_scale", head_scale)  # type: ignore[arg-type]
+    sizes = AdapterSizes(HIDDEN, HEAD_DIM, RANK, taps=TAPS)
+    require_effect([HeadScale()], sizes, qk_norm=False)
+    # Followed by a bias it changes the direction of a query, too.
+    require_effect([HeadScale(), ADAPTERS["query_key_bias"]], sizes, qk_norm=True)
+    with pytest.raises(MethodError, match=r"head_scale, whose tensor log_head_scale .*qk_norm"):
+        require_effect([HeadScale()], sizes, qk_norm=True)
+    with pytest.raises(MethodError, match="log_head_scale"):
+        require_effect([ADAPTERS["query_key_bias"], HeadScale()], sizes, qk_norm=True)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("alone", [False, True])
+def test_every_tensor_of_ours_can_change_something(qk_norm: bool, alone: bool) -> None:
+    sizes = AdapterSizes(HIDDEN, HEAD_DIM, RANK, alone=alone, taps=TAPS)
+    chosen = in_order(ADAPTERS)
+    require_effect(chosen, sizes, qk_norm=qk_norm)
+    state = torch.random.get_rng_state()
+    require_effect(chosen, sizes, qk_norm=qk_norm)
+    assert torch.equal(torch.random.get_rng_state(), state)

@@ -10,6 +10,7 @@ import pytest
 
 from pretrain.checkpoint.branching import branch_points
 from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
 from pretrain.runs.directory import MARKER, RunDirectory
 
@@ -33,10 +34,10 @@ def trunk(directory: Path, starts: list[tuple[int, dict[str, Any]]]) -> RunDirec
 
 def test_a_start_of_the_trunk_that_trained_nothing_of_it_does_not_count(tmp_path: Path) -> None:
     run = trunk(tmp_path, [(1, {}), (11, OTHER), (11, BACK)])
-    assert branch_points(load_config("demo", BASE), run) == [run.checkpoint(10)]
+    assert branch_points(resolve(load_config("demo", BASE), 2), run) == [run.checkpoint(10)]
 
 
 def test_a_value_that_the_trunk_was_trained_with_for_a_while_counts(tmp_path: Path) -> None:
     run = trunk(tmp_path, [(1, {}), (6, OTHER), (11, BACK)])
     with pytest.raises(UserError, match=f"{DECAY} changed at step 6; branch from a run that kept"):
-        branch_points(load_config("demo", BASE), run)
+        branch_points(resolve(load_config("demo", BASE), 2), run)

@@ -11,6 +11,7 @@ from data_pipeline.shards.blend import Blend
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.identity import DATA_KEYS, accept_identity, check_bank, run_identity
 from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
 
 
@@ -119,7 +120,9 @@ def test_an_identity_is_of_all_that_decides_the_weights_and_not_of_the_layout() 
     blend = cast(Blend, SimpleNamespace(describe=lambda: DATA))
 
     def found(*overrides: str) -> dict[str, Any]:
-        return run_identity(load_config("demo", [*overrides]), blend)
+        config = load_config("demo", [*overrides])
+        ranks = config.parallel.tensor_model_parallel_size
+        return run_identity(resolve(config, ranks), blend)
 
     plain = found()
     assert plain["data"] == DATA and plain["frozen_bank"]["sha256"] == {}

@@ -1,12 +1,13 @@
 """The search for the newest checkpoint, where a client of the file system sees old names."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from pretrain.checkpoint.resuming import _newest_whole
+from pretrain.checkpoint.verify import verify
 from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.ranks.single_process import one_process
@@ -37,14 +38,15 @@ def test_a_checkpoint_kept_aside_is_not_looked_at_again(
     for step in (2, 3):
         (run.checkpoint(step) / "parameters.json").write_text("{}")
     overrides = tiny_overrides(Path("nowhere"), tmp_path, "run", checkpoint__fall_back="true")
-    section = load_config("demo", overrides).checkpoint
+    checkpoint = load_config("demo", overrides).checkpoint
+    judge = partial(verify, by_hash=checkpoint.verify == "full")
     # Megatron-core on a CPU has it replaced; the test leaves it as it was.
     monkeypatch.setattr(torch.cuda, "current_device", torch.cuda.current_device)
     with one_process() as context:
-        newest, notes = _newest_whole(run, section, context)
+        newest, notes = _newest_whole(run, checkpoint.fall_back, context, judge)
         assert newest == run.checkpoint(1) and len(notes) == 2
         (run.checkpoint(1) / "parameters.json").write_text("{}")
         last = CachedNames(tmp_path)
         with pytest.raises(UserError, match="there is no checkpoint before it"):
-            _newest_whole(last, section, context)
+            _newest_whole(last, checkpoint.fall_back, context, judge)
     assert (tmp_path / "checkpoints/step_00000003.damaged").is_dir()

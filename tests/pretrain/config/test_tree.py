@@ -11,11 +11,14 @@ import yaml
 
 from megatron_patches.recipe.counting import executed_flops_per_token
 from pretrain.config.load import load_config, load_config_with_origins
+from pretrain.config.refusals import names_for_factors
 from pretrain.config.resolved import resolve
-from pretrain.config.show import render_show, summary_rows, value_rows
+from pretrain.config.show import render_show, render_tensors, summary_rows, value_rows
+from tests.ranks import ROOT
 
 NAMES = ["demo", "small", "base", "large"]
 NAMES += [f"{name}_modern" for name in NAMES]
+ATTENTION = "decoder.layers.L.self_attention"
 
 
 def yaml_file(directory: Path, text: str) -> str:
@@ -349,3 +352,53 @@ def test_every_path_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.M
     assert str(tmp_path / "runs") in config.to_yaml() and "~" not in config.to_yaml()
     blend = load_config("demo", ["data.directory=null", "data.blend=[{directory: ~/a, weight: 1}]"])
     assert blend.data.blend is not None and blend.data.blend[0].directory == tmp_path / "a"
+
+
+def test_show_prints_the_names_that_patterns_match() -> None:
+    """With the rate and the decay that each then has; rows that never train are not there."""
+    settings = [
+        "attention.adapters=[short_convolution, channel_scale]",
+        "optimizer.learning_rate=0.02",
+        "optimizer.learning_rate_factors={'*_taps': 3, 'decoder.layers.1.*': 0.5}",
+        "optimizer.weight_decay=0.1",
+        "optimizer.weight_decay_factors={'*.linear_fc1.weight': 0.5}",
+    ]
+    header, *lines = render_tensors("demo_modern", settings).splitlines()
+    assert header.split() == ["name", "shape", "rule", "peak", "rate", "weight", "decay"]
+    rows = {name: cells for name, *cells in map(str.split, lines)}
+    layer = "decoder.layers.{}.self_attention.linear_qkv.{}"
+    assert rows[layer.format(1, "adapters.key_taps")] == ["128x4", "adamw", "0.06", "0"]
+    assert rows[layer.format(1, "adapters.log_scale")] == ["128", "adamw", "0.01", "0"]
+    assert rows[layer.format(1, "value_weight")] == ["128x128", "muon", "0.01", "0.1"]
+    assert rows["decoder.layers.0.mlp.linear_fc1.weight"] == ["704x128", "muon", "0.02", "0.05"]
+    assert rows["decoder.final_layernorm.weight"][2:] == ["0.02", "0"]
+    assert layer.format(0, "query_key_weight") not in rows
+    for key, names in names_for_factors(load_config("demo_modern", settings)).items():
+        assert set(names) <= rows.keys(), key
+    later = ["attention.variant=unfreeze"]  # its rows train from a later phase on
+    assert any("query_key" in line for line in render_tensors("demo", later).splitlines())
+
+
+def test_the_page_has_every_name_that_patterns_match() -> None:
+    adapters = "attention.adapters=[low_rank, query_key_bias, short_convolution, channel_scale]"
+    runs = (
+        ("demo_modern", [adapters, "attention.variant=orthogonal"]),
+        ("demo", ["attention.variant=vanilla", "model.position_embedding=learned"]),
+        ("demo", ["attention.variant=unfreeze"]),
+        ("demo", ["attention.variant=low_rank"]),
+        ("demo", ["attention.variant=monarch_trainable"]),
+        ("demo", ["attention.variant=synthesizer_random"]),
+        ("demo", ["attention.variant=synthesizer_factorized"]),
+    )
+    names = {
+        re.sub(r"layers\.\d+", "layers.L", tensor.name).replace(f"{ATTENTION}.", "A.")
+        for name, settings in runs
+        for tensor in load_config(name, settings).ever_trained
+        if not tensor.name.endswith("layernorm.bias")
+    }
+    page = (ROOT / "docs/optimizers.md").read_text()
+    section = page.partition("## Names that patterns match")[2].partition("\n## ")[0]
+    rows = [row.rpartition(" | ")[2] for row in section.splitlines() if row.startswith("| ")]
+    stated = {name for row in rows for name in re.findall(r"`([^`]+\.[^`]+)`", row)}
+    assert names - stated == {"A.linear_v.weight"}  # a Synthesizer's, in the first column
+    assert stated <= names

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from data_pipeline.io.files import hash_file
+from tests.laboratory.evaluation.tiny_models import write_tasks
 
 
 class _Program:
@@ -67,8 +68,9 @@ def loaded(run: Path, directory: Path, pickled: Path) -> list[str]:
             seen.append(f"unpickled {arguments}")
 
     sys.addaudithook(hook)
-    from laboratory.evaluation.tasks.harness import Harness, require_harness
-    from laboratory.finetuning.models import load_language_model, load_tokenizer, open_pretrained
+    from laboratory.evaluation.tasks.harness import Request, evaluate, load_manager, require_harness
+    from laboratory.finetuning.glue_data import TASKS
+    from laboratory.finetuning.models import load_classifier, load_tokenizer, open_pretrained
     from pretrain.errors import UserError
     from pretrain.export.run_exports import exported
     from pretrain.export.sampling import Sampler
@@ -76,12 +78,12 @@ def loaded(run: Path, directory: Path, pickled: Path) -> list[str]:
     Sampler(exported(run), trust_code=True)
     require_harness("cpu")
     opened = open_pretrained(run, trust_code=False)
-    Harness(opened.directory, "cpu", 1, trust_code=opened.trusted)
-    load_tokenizer(opened)
-    load_language_model(opened)
+    names, files = ["choice"], write_tasks(run.parent / "task files", items=4)
+    request = Request(names, None, None, batch_size=1, device="cpu", results=run.parent / "results")
+    evaluate(opened, load_manager(names, files), request)
+    load_classifier(opened, TASKS["sst2"], load_tokenizer(opened))
     loaders: list[Callable[[Path], object]] = [
         lambda path: Sampler(path, trust_code=False),
-        lambda path: Harness(path, "cpu", 1, trust_code=False),
         lambda path: open_pretrained(path, trust_code=False),
     ]
     for path, load in product((directory, pickled), loaders):

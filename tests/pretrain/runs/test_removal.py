@@ -17,7 +17,6 @@ from pretrain.runs.removal import (
     put_away,
     remove_left_behind,
     remove_oldest,
-    was_complete,
 )
 from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
 from tests.parsed_files import nodes
@@ -93,9 +92,9 @@ def test_what_latest_names_or_is_elsewhere_is_kept_and_what_counts_stays(
     assert fate(run, path) is Fate.STAYS and put_away(run, path) is None and path.is_dir()
     keep(path, set())
     run.latest.write_text(path.name + "\n")
-    assert fate(run, path, begun_here=True) is Fate.ASIDE and was_complete(run) == [path]
+    assert fate(run, path, begun_here=True) is Fate.ASIDE and run.lost_checkpoints() == [path]
     run.latest.unlink()
-    assert fate(run, path) is Fate.GOES and was_complete(run) == []
+    assert fate(run, path) is Fate.GOES and run.lost_checkpoints() == []
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     assert fate(run, path) is Fate.ASIDE
@@ -164,7 +163,6 @@ OUTSIDE = {
     "laboratory/reporting/plots.py": "figures in --out",
     "pretrain/runs/lock.py": "directories that were made for the lock, if they are empty",
     "pretrain/runs/metrics_file.py": "records after the checkpoint that a run resumes from",
-    "laboratory/results/figures.py": "figures in --out",
 }
 
 
@@ -192,9 +190,8 @@ WRITES = {"write_text_atomically", "write_json", "replace_file", "write_text", "
 RECORD = re.compile(r"\.(config|environment|audit|summary|metrics|latest|state_file)\b")
 WRITERS = {
     "pretrain/checkpoint/branching.py": "the first records of a branch, which has none yet",
-    "pretrain/checkpoint/checkpoints.py": "`latest`, once what it named has been judged",
     "laboratory/replay/prepare.py": "of a directory that it has just made",
-    "pretrain/runs/directory.py": "the state",
+    "pretrain/runs/directory.py": "the state, and `latest`, once what it named has been judged",
     "pretrain/training/run_files.py": "what `training.earlier` has read before, or refused",
 }
 

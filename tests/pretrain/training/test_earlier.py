@@ -32,11 +32,11 @@ def written(tmp_path: Path, *overrides: str) -> Config:
 
 def test_what_is_whole_is_read_and_from_step_0_nothing(tmp_path: Path) -> None:
     config = written(tmp_path)
-    earlier = read_earlier(config, RESUMED)
+    earlier = read_earlier(config.run_directory, RESUMED, fall_back=False)
     assert earlier.settings == config.values and earlier.environment["segments"] == SEGMENTS
     assert earlier.audit == {"phases": [{"phase": 0}]} and earlier.lost == earlier.notes == ()
     config.run_directory.config.write_text("[")
-    assert read_earlier(config, Start()) == Earlier()
+    assert read_earlier(config.run_directory, Start(), fall_back=False) == Earlier()
 
 
 def cut(text: str) -> str:
@@ -75,16 +75,13 @@ def test_a_damaged_record_is_refused_or_kept_aside_and_told(damage: str, tmp_pat
     file.write_text(spoil(file.read_text()))
     content = file.read_text()
     with pytest.raises(UserError) as refusal:
-        read_earlier(config, RESUMED)
+        read_earlier(config.run_directory, RESUMED, fall_back=False)
     sentence = str(refusal.value)
     assert sentence.startswith(str(file)) and said in sentence and "\n" not in sentence
     assert "restore it, or set checkpoint.fall_back=true" in sentence
     assert file.read_text() == content
 
-    falling = load_config(
-        "demo", ["run.name=r", f"run.directory={tmp_path}", "checkpoint.fall_back=true"]
-    )
-    earlier = read_earlier(falling, RESUMED)
+    earlier = read_earlier(config.run_directory, RESUMED, fall_back=True)
     assert earlier.lost == (name,) and not file.exists()
     assert file.with_name(f"{name}.damaged").read_text() == content
     aside, unknown = earlier.notes
@@ -95,7 +92,7 @@ def test_a_damaged_record_is_refused_or_kept_aside_and_told(damage: str, tmp_pat
 def test_a_missing_record_is_told(tmp_path: Path) -> None:
     config = written(tmp_path)
     config.run_directory.config.unlink()
-    earlier = read_earlier(config, RESUMED)
+    earlier = read_earlier(config.run_directory, RESUMED, fall_back=False)
     assert earlier.lost == ("config.yaml",) and earlier.settings == {}
     (note,) = earlier.notes
     assert note == (

@@ -1,0 +1,411 @@
+"""Data sets as inputs: of `save_to_disk`, of a hub on loopback, of the readers of `datasets`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from data_pipeline.shards.manifest import Manifest, read_manifest
+from data_pipeline.sources import data_sets
+from data_pipeline.sources.records import LOST
+from data_pipeline.tokenizing.plan import UNITS_NAME
+from tests.data_pipeline.helpers import (
+    REPOSITORY,
+    Outcome,
+    Workshop,
+    all_documents,
+    arguments,
+    contents,
+    digests,
+    run,
+    run_apart,
+    wait_until,
+)
+from tests.data_pipeline.sources.hub_server import COMMIT, Hub, serve
+
+pytestmark = pytest.mark.distributed
+NAME = "acme/slim"
+
+
+@pytest.fixture(scope="module")
+def rows(workshop: Workshop) -> list[dict[str, Any]]:
+    """The corpus's documents as the rows of a table, with SlimPajama's name of the source."""
+    return [
+        {"text": document.text, "meta": {"redpajama_set_name": document.source}}
+        for document in all_documents(workshop.corpus)
+    ]
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
+    return bytes(sink.getvalue())
+
+
+def repository(rows: list[dict[str, Any]], shards: int = 3) -> dict[str, bytes]:
+    """A data set of the hub with these rows in some files, and a small split beside them."""
+    size = -(-len(rows) // shards)
+    files = {
+        f"data/train-{i:05d}-of-{shards:05d}.parquet": parquet(rows[i * size : (i + 1) * size])
+        for i in range(shards)
+    }
+    held_out = {"data/validation-00000-of-00001.parquet": parquet(rows[:2])}
+    return files | held_out | {"README.md": b"# slim\n"}
+
+
+def environment(hub: Hub | None, home: Path, **more: str) -> dict[str, str]:
+    address = {"HF_ENDPOINT": hub.address} if hub else {}
+    return address | {"HF_HOME": str(home), "NO_PROXY": "127.0.0.1", **more}
+
+
+def tokenize(
+    hub: Hub,
+    workshop: Workshop,
+    entry: str,
+    out: Path,
+    more: Sequence[str] = (),
+    **variables: str,
+) -> Outcome:
+    return run_apart(
+        "tokenize",
+        entry,
+        *arguments(workshop, out, *more),
+        environment=environment(hub, out.parent / "home", **variables),
+    )
+
+
+def shard_bytes(directory: Path) -> dict[str, bytes]:
+    return {
+        name: data for name, data in contents(directory).items() if name[-4:] in (".bin", ".idx")
+    }
+
+
+@pytest.fixture(scope="module")
+def local(
+    rows: list[dict[str, Any]], workshop: Workshop, tmp_path_factory: pytest.TempPathFactory
+) -> Manifest:
+    """The shards of the rows in one file of JSON lines."""
+    root = tmp_path_factory.mktemp("local")
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (root / "rows.jsonl").write_text(text)
+    assert run("tokenize", root / "rows.jsonl", *arguments(workshop, root / "out")).code == 0
+    return read_manifest(root / "out")
+
+
+def test_a_file_a_saved_data_set_and_the_hub_give_the_same_shards(
+    rows: list[dict[str, Any]],
+    local: Manifest,
+    workshop: Workshop,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved = datasets.Dataset.from_list(rows)
+    saved.save_to_disk(tmp_path / "saved", num_shards=2)
+    monkeypatch.setattr(data_sets, "_SHARD_ROWS", 100)
+    out = tmp_path / "of-disk"
+    done = run("tokenize", tmp_path / "saved", *arguments(workshop, out))
+    assert done.code == 0, done.err
+    made = read_manifest(out)
+    assert digests(made) == digests(local)
+    fingerprint = datasets.load_from_disk(tmp_path / "saved")._fingerprint
+    place = str(tmp_path / "saved")
+    assert made.origin == {"source": place, "repository": "", "revision": fingerprint}
+    count = -(-len(rows) // 100)
+    assert [entry.name for entry in made.inputs] == [
+        f"data-{index:05d}-of-{count:05d}" for index in range(count)
+    ]
+    assert {entry.version for entry in made.inputs} == {fingerprint}
+    assert "are as in the source text" in run("verify", out).out
+
+    with serve(repository(rows)) as hub:
+        out = tmp_path / "of-hub"
+        entry = f"hf:{NAME}:default:train@main"
+        done = tokenize(hub, workshop, entry, out, more=["--workers", "2"])
+        assert done.code == 0, done.err
+        made = read_manifest(out)
+        assert digests(made) == digests(local)
+        assert [entry.name for entry in made.inputs] == [
+            f"train-{index:05d}-of-00003" for index in range(3)
+        ]
+        source = f"hf:{NAME}:default:train"
+        assert made.origin == {"source": source, "repository": NAME, "revision": COMMIT}
+        assert {entry.version for entry in made.inputs} == {f"default:train@{COMMIT}"}
+        variables = environment(hub, tmp_path / "home")
+        assert "are as in the source text" in run_apart("verify", out, environment=variables).out
+        # A finished directory reads no rows again.
+        hub.requests.clear()
+        again = tokenize(hub, workshop, entry, out)
+        assert "already up to date (3 units)" in again.out and len(hub.requests) <= 4
+
+
+def test_killed_and_continued_in_tasks_while_the_branch_moves(
+    rows: list[dict[str, Any]], local: Manifest, workshop: Workshop, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    entry = f"hf:{NAME}"
+    with serve(repository(rows, shards=5)) as hub:
+        variables = os.environ | environment(hub, tmp_path / "home")
+        share = arguments(workshop, out, "--num-tasks=2", "--task=0")
+        words = ["tokenize", entry, *share]
+        command = [sys.executable, "-m", "data_pipeline", *map(str, words)]
+        process = subprocess.Popen(command, cwd=REPOSITORY, env=variables)
+        wait_until(lambda: len([*(out / UNITS_NAME).glob("*.json")]) > 0, "work item")
+        process.kill()
+        process.wait()
+        made = {path: path.stat().st_mtime_ns for path in (out / UNITS_NAME).glob("*.json")}
+        hub.commits = {COMMIT, COMMIT[::-1]}
+        hub.commit = COMMIT[::-1]  # what main is now
+        for task in ("0", "1"):
+            share = ["--num-tasks", "2", "--task", task, "--workers", "3"]
+            done = tokenize(hub, workshop, entry, out, more=share)
+            assert done.code == 0, done.err
+        assert made == {path: path.stat().st_mtime_ns for path in made}
+        assert run("merge-manifests", out).code == 0
+        assert digests(read_manifest(out)) == digests(local)
+        assert read_manifest(out).origin["revision"] == COMMIT
+        moved = tokenize(hub, workshop, f"{entry}@main", out).sentence()
+        assert f"hf:{NAME} at {COMMIT}, not of hf:{NAME} at {COMMIT[::-1]}" in moved
+
+
+def test_offline_what_is_in_the_cache_is_read(
+    rows: list[dict[str, Any]], local: Manifest, workshop: Workshop, tmp_path: Path
+) -> None:
+    with serve(repository(rows)) as hub:
+        variables = environment(hub, tmp_path / "home")
+        program = f"import datasets; datasets.load_dataset({NAME!r})"
+        subprocess.run([sys.executable, "-c", program], env=os.environ | variables, check=True)
+    out = tmp_path / "out"
+    done = tokenize(hub, workshop, f"hf:{NAME}", out, HF_HUB_OFFLINE="1")
+    assert done.code == 0, done.err
+    assert digests(read_manifest(out)) == digests(local)
+    absent = tokenize(hub, workshop, "hf:acme/absent", tmp_path / "no", HF_HUB_OFFLINE="1")
+    assert "cannot read hf:acme/absent" in absent.sentence()
+
+
+def test_the_mistakes_of_a_hub_input_are_one_sentence(workshop: Workshop, tmp_path: Path) -> None:
+    row = {"text": ["a", "list"], "content": "x"}
+    files = {
+        "data/train-00000-of-00001.parquet": parquet([row]),
+        "data/dev-00000-of-00001.parquet": parquet([row]),
+    }
+    out = tmp_path / "out"
+    with serve(files) as hub:
+        for entry, more, expected in (
+            (f"hf:{NAME}", ("--text-key", "body"), 'no column "body", it has text, content; name'),
+            (f"hf:{NAME}", (), 'the column "text" holds lists, not text'),
+            (f"hf:{NAME}:default:test", (), "has no split test; it has train, dev"),
+            (f"hf:{NAME}:other", (), "BuilderConfig 'other' not found. Available: ['default']"),
+            (f"hf:{NAME}@v9", (), "has no revision v9"),
+            (f"hf:{NAME}:a:b:c", (), "is not hf:NAME[:CONFIG[:SPLIT]][@REVISION]"),
+            ("hf:acme/absent", (), "the hub has no data set acme/absent"),
+        ):
+            assert expected in tokenize(hub, workshop, entry, out, more=more).sentence(), entry
+        hub.gated = True
+        sentence = tokenize(hub, workshop, f"hf:{NAME}", out).sentence()
+        assert f"{NAME} is gated: accept its terms on the hub and give a token" in sentence
+    with serve({"slim.py": b"import datasets\n", "README.md": b"# slim\n"}) as hub:
+        sentence = tokenize(hub, workshop, f"hf:{NAME}", out).sentence()
+        assert "is a script" in sentence and f"hf:{NAME}@refs/convert/parquet" in sentence
+    assert not out.exists()
+
+
+def test_no_network_is_one_sentence_after_some_patience(workshop: Workshop, tmp_path: Path) -> None:
+    hub = Hub({}, address="http://127.0.0.1:9")
+    done = tokenize(hub, workshop, f"hf:{NAME}", tmp_path / "out")
+    assert done.code == 2
+    *notes, sentence = done.err.splitlines()
+    assert [
+        f"asking for it again in {wait} s" in note
+        for note, wait in zip(notes, (1, 4, 10), strict=True)
+    ]
+    assert sentence.startswith(f"error: cannot read hf:{NAME}: ")
+
+
+def test_a_busy_hub_is_asked_again(
+    rows: list[dict[str, Any]], workshop: Workshop, tmp_path: Path
+) -> None:
+    with serve(repository(rows[:50])) as hub:
+        hub.busy[""] = 1  # the first request
+        done = tokenize(hub, workshop, f"hf:{NAME}", tmp_path / "out")
+        assert done.code == 0 and f"hf:{NAME}: " in done.err and "again in 1 s" in done.err
+
+
+def saved(directory: Path, data: Any) -> Path:
+    data.save_to_disk(directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: datasets.Dataset.from_dict({"text": []}), "has no rows; give another split"),
+        (
+            lambda: datasets.DatasetDict(
+                {name: datasets.Dataset.from_dict({"text": ["a"]}) for name in ("a", "b")}
+            ),
+            "has no split train; it has a, b: give ",
+        ),
+        (
+            lambda: datasets.Dataset.from_dict({"x" * 90: ["a"], "ids": [[1]]}),
+            f'has no column "text", it has {"x" * 40}…, ids; name the column',
+        ),
+        (lambda: datasets.Dataset.from_dict({"text": [[1]]}), 'the column "text" holds lists'),
+    ],
+)
+def test_a_saved_data_set_that_cannot_be_used(
+    workshop: Workshop, tmp_path: Path, make: Callable[[], Any], expected: str
+) -> None:
+    place = saved(tmp_path / "saved", make())
+    assert expected in run("tokenize", place, *arguments(workshop, tmp_path / "out")).sentence()
+    assert not (tmp_path / "out").exists()
+
+
+def test_of_several_splits_train_is_read_and_another_is_a_directory(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    splits = {
+        name: datasets.Dataset.from_dict({"text": [f"{name} {n}" for n in range(30)]})
+        for name in ("test", "train")
+    }
+    place = saved(tmp_path / "saved", datasets.DatasetDict(splits))
+    for entry, split in ((place, "train"), (place / "test", "data")):
+        out = tmp_path / f"of-{split}"
+        assert run("tokenize", entry, *arguments(workshop, out)).code == 0
+        assert [entry.name for entry in read_manifest(out).inputs] == [f"{split}-00000-of-00001"]
+
+
+def test_a_saved_data_set_that_changed_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    place = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": ["one", "two"] * 20}))
+    out = tmp_path / "out"
+    assert run("tokenize", place, *arguments(workshop, out)).code == 0
+    shutil.rmtree(place)
+    saved(place, datasets.Dataset.from_dict({"text": ["three"] * 40}))
+    said = run("tokenize", place, *arguments(workshop, out)).sentence()
+    assert f"was begun with inputs of {place} at " in said
+    assert "is not what was tokenised" in run("verify", out).out
+
+
+def test_rows_that_are_no_documents_are_named_and_counted(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    texts = ["a text of words"] * 300 + [None, "", "nul \0 inside"]
+    place = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": texts}))
+    out = tmp_path / "out"
+    assert run("tokenize", place, *arguments(workshop, out)).code == 0
+    manifest = read_manifest(out)
+    assert manifest.rejects == {"empty_text": 1, "missing_text": 1}
+    assert manifest.unusual == {"contains_nul": 1}
+    lines = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
+    assert [(entry["file"], entry["line"]) for entry in lines] == [
+        ("data-00000-of-00001", number) for number in (301, 302, 303)
+    ]
+
+
+def test_files_that_readers_of_datasets_read(workshop: Workshop, tmp_path: Path) -> None:
+    texts = [f'words, "quoted" and\nlines {n}' for n in range(40)] + ["NA"]
+    quoted = [text.replace('"', '""') for text in texts]
+    (tmp_path / "a.csv").write_text("text,n\n" + "".join(f'"{text}",1\n' for text in quoted))
+    (tmp_path / "a.tsv").write_text("n\ttext\n" + "".join(f'1\t"{text}"\n' for text in quoted))
+    saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": texts}))
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number, text in enumerate(texts):
+            entry = tarfile.TarInfo(f"{number:04d}.txt")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    made = {}
+    for name, entry, key in (
+        ("saved", str(tmp_path / "saved"), "text"),
+        ("csv", f"csv:{tmp_path}/a.csv", "text"),
+        ("tsv", f"csv:{tmp_path}/*.tsv", "text"),
+        ("arrow", f"arrow:{tmp_path}/saved/*.arrow", "text"),
+        ("webdataset", f"webdataset:{tmp_path}/a.tar", "txt"),
+    ):
+        out = tmp_path / f"out-{name}"
+        done = run("tokenize", entry, *arguments(workshop, out, "--text-key", key))
+        assert done.code == 0, done.err
+        made[name] = shard_bytes(out)
+    assert all(shards == made["saved"] for shards in made.values())
+    (tmp_path / "lines.log").write_text("one\ntwo\n\nthree\n")
+    done = run(
+        "tokenize",
+        f"text:{tmp_path}/lines.log",
+        *arguments(workshop, tmp_path / "text"),
+        "--max-reject-rate",
+        "1",
+    )
+    assert done.code == 0 and read_manifest(tmp_path / "text").rejects == {"empty_text": 1}
+
+
+def test_damage_in_the_middle_of_a_shard_is_named_and_the_rest_is_kept(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    rows = [f"text {n},1" for n in range(25_000)]
+    rows[20_123] += ",2,3"
+    (tmp_path / "a.csv").write_text("text,n\n" + "\n".join(rows) + "\n")
+    out = tmp_path / "out"
+    done = run("tokenize", f"csv:{tmp_path}/a.csv", *arguments(workshop, out))
+    assert done.code == 3 and "damaged input train-00000-of-00001: damaged: " in done.err
+    (entry,) = read_manifest(out).inputs
+    assert entry.lines == 39 * 512 and "Expected 2 fields" in entry.damaged
+    assert entry.damaged.split(":")[0] in LOST
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'text,id\nwords,1\n"never closed,2\nx,3\n', "EOF inside string"),
+        (b"text,id\nwords,1\nGr\xf6\xdfe,2\n", "'utf-8' codec can't decode"),
+    ],
+)
+def test_a_table_that_no_reader_reads_is_one_sentence(
+    workshop: Workshop, tmp_path: Path, content: bytes, said: str
+) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    done = run("tokenize", f"csv:{tmp_path}/a.csv", *arguments(workshop, tmp_path / "out"))
+    assert f"cannot read csv:{tmp_path}/a.csv: " in done.sentence() and said in done.sentence()
+
+
+def test_other_mistakes_are_one_sentence(workshop: Workshop, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\nx\n")
+    (tmp_path / "empty.csv").write_text("text\n")
+    (tmp_path / "bars.csv").write_text("id;text\n1;x\n")
+    place = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": ["a"]}))
+    for entries, expected in (
+        ([f"csv:{tmp_path}/b.csv"], f"cannot read csv:{tmp_path}/b.csv: Unable to find"),
+        ([f"csv:{tmp_path}/empty.csv"], "has no rows"),
+        ([f"csv:{tmp_path}/bars.csv"], 'has no column "text", it has id;text; name the column'),
+        ([tmp_path / "a.csv"], "is a table; give csv:FILE"),
+        (["quark:x"], "quark not a reader; readers are hf (the hub), arrow, "),
+        (["s3://bucket/x.jsonl"], "json:s3://bucket/x.jsonl"),
+        (["https://user:secret@host/x.jsonl"], "holds credentials; leave them out"),
+        ([place, tmp_path / "a.csv"], "is a data set, and there are other inputs"),
+    ):
+        said = run("tokenize", *entries, *arguments(workshop, tmp_path / "out")).sentence()
+        assert expected in said and "secret" not in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_is_trained_on_a_data_set(
+    rows: list[dict[str, Any]], workshop: Workshop, tmp_path: Path
+) -> None:
+    place = saved(tmp_path / "saved", datasets.Dataset.from_list(rows))
+    size = ("--vocab-size", "600", "--sample-bytes", "100000")
+    first = run("train-tokenizer", place, "--out", tmp_path / "t", *size)
+    assert first.code == 0 and "trained" in first.out
+    report = json.loads((tmp_path / "t.json").read_bytes())
+    assert [entry["name"] for entry in report["inputs"]] == ["data-00000-of-00001"]
+    again = run("train-tokenizer", place, "--out", tmp_path / "t", *size)
+    assert "already up to date" in again.out

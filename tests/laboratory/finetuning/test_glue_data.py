@@ -1,0 +1,103 @@
+"""GLUE's tasks: splits from files, from `save_to_disk`; metrics; what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("datasets")
+
+import datasets
+
+from laboratory.finetuning.glue_data import TASKS, find_tasks, measure, read_task
+from pretrain.errors import UserError
+from tests.laboratory.evaluation.tiny_models import own_cache
+
+ROWS = [{"sentence": f"a {'good' if i % 2 else 'bad'} film", "label": i % 2} for i in range(6)]
+SST2 = TASKS["sst2"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path) -> Any:
+    with own_cache(tmp_path / "cache"):
+        yield
+
+
+def write(folder: Path, rows: list[dict[str, Any]] = ROWS, kind: str = "jsonl") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    table = datasets.Dataset.from_list(rows)
+    for split in ("train", "validation"):
+        path = str(folder / f"{split}.{kind}")
+        {"jsonl": table.to_json, "csv": table.to_csv, "parquet": table.to_parquet}[kind](path)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_files_of_every_kind_give_the_same_rows(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "glue/sst2", kind=kind)
+    for source in (tmp_path / "glue", tmp_path / "glue/sst2"):
+        splits = read_task(SST2, str(source))
+        assert list(splits) == ["train", "validation"]
+        assert splits["validation"].to_list() == ROWS
+
+
+def test_a_directory_of_save_to_disk_is_read(tmp_path: Path) -> None:
+    table = datasets.Dataset.from_list(ROWS)
+    saved = datasets.DatasetDict(train=table, validation=table, test=table)
+    saved.save_to_disk(tmp_path / "saved")
+    assert read_task(SST2, str(tmp_path / "saved"))["train"].to_list() == ROWS
+
+
+def refused(match: str, source: Path, task: str = "sst2") -> None:
+    with pytest.raises(UserError, match=match):
+        read_task(TASKS[task], str(source))
+
+
+def test_what_is_not_the_task_s_data_is_one_sentence(tmp_path: Path) -> None:
+    refused("is not a directory, nor a name on the hub", tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    refused("empty has no files; give train and validation as .jsonl", tmp_path / "empty")
+    folder = write(tmp_path / "data")
+    refused("rte, split train has no column sentence1; it has sentence, label", folder, "rte")
+    refused("mnli has no split validation_matched; it has train, validation", folder, "mnli")
+    write(tmp_path / "labels", [*ROWS, {"sentence": "more", "label": 2}])
+    refused(r"row 7: label is 2, which is not a number from 0 to 1", tmp_path / "labels")
+    write(tmp_path / "texts", [{"sentence": 3, "label": 1}])
+    refused(r"row 1: sentence is 3, which is not text", tmp_path / "texts")
+    (folder / "train.jsonl").write_text('{"sentence": \n')
+    refused("sst2 cannot be read: ", folder)
+    (folder / "train.csv").write_text("sentence,label\n")
+    refused(r"data has files of several kinds \(.csv, .jsonl\)", folder)
+
+
+def test_tasks_are_named_as_on_the_hub() -> None:
+    assert [task.name for task in find_tasks("sst2, CoLA")] == ["sst2", "cola"]
+    with pytest.raises(UserError, match="--task: there is no task 'sst3'; there are cola, sst2"):
+        find_tasks("sst3", "--task")
+    with pytest.raises(UserError, match="--tasks names rte twice"):
+        find_tasks("rte,rte")
+
+
+def test_metrics_are_glue_s() -> None:
+    labels = np.array([1, 1, 0, 0, 1])
+    outputs = np.array([[0, 1], [1, 0], [0, 1], [1, 0], [0, 1]], float)  # 1 0 1 0 1
+    found = measure(("accuracy", "f1", "matthews"), labels, outputs)
+    # true positives 2, false ones 1, false negatives 1, true negatives 1
+    assert found == pytest.approx(
+        {"accuracy": 3 / 5, "f1": 2 / 3, "matthews": (2 * 1 - 1 * 1) / (3 * 3 * 2 * 2) ** 0.5}
+    )
+    scores = np.array([0.0, 1.0, 4.0])
+    found = measure(("pearson", "spearman"), scores, np.array([[1.0], [2.0], [9.0]]))
+    assert found == pytest.approx(
+        {"pearson": np.corrcoef(scores, [1, 2, 9])[0, 1], "spearman": 1.0}
+    )
+
+
+def test_json_of_another_shape_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    (folder / "train.jsonl").write_text(json.dumps([1, 2]) + "\n")
+    refused("sst2 (cannot be read|, split train)", folder)
