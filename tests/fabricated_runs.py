@@ -18,6 +18,7 @@ from pretrain.config.load import parse_config
 from pretrain.runs import tags
 from pretrain.runs.directory import FINISHED, MARKER, RunDirectory
 from pretrain.runs.environment import git_commit
+from pretrain.runs.seals import intact_seals
 from pretrain.runs.tags import METRICS, Metric, When
 
 BATCH, LENGTH = 16, 128
@@ -126,7 +127,9 @@ def _change(files: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 def write_planned_run(run: PlannedRun, shards: Path, loss: float) -> Path:
     """Leave a run of a plan as if trained on `shards` by this commit, in the far future."""
-    facts = {"git_commit": git_commit(), "started": "2099-01-01T00:00:00+0000"}
+    started = {"started": "2099-01-01T00:00:00+0000", "seals": intact_seals(run.path.parent)}
+    start = {"first_step": 1, "changes": {}, **started}
+    facts = {"git_commit": git_commit(), **started, "segments": [start]}
     changes: dict[str, Any] = {f"environment.{key}": value for key, value in facts.items()}
     changes["data.fingerprint"] = read_manifest(shards).fingerprint
     steps = run.config.total_steps

@@ -15,6 +15,7 @@ from laboratory.study.seal import Seal
 from laboratory.study.sealed import Measure, Sealed, SealedGrid, design_settings
 from laboratory.study.verdict import SEQUENTIAL, fixed_rule
 from pretrain.runs.curves import RunCurves
+from pretrain.runs.seals import content_digest
 
 DIRECTORY = Path("/campaign")
 
@@ -64,7 +65,11 @@ def made_run(name: str, seed: int, loss: float) -> FinishedRun:
         variant=name,
         seed=seed,
         config=config,
-        environment={"git_commit": "c", "started": "2099-01-01T00:00:00+0000"},
+        environment={
+            "git_commit": "c",
+            "started": "2099-01-01T00:00:00+0000",
+            "seals": [content_digest({})],
+        },
         data_fingerprint="d",
         validation_tokens={},
         zero_stage=1,
@@ -100,5 +105,6 @@ def made_seal(pairs: int, variants: Sequence[str] = ("new",), trial: bool = Fals
         data=["d"],
         commit="c",
         sealed="2026-01-01T00:00:00+0000",
+        earlier_seals=[],
     )
     return Seal(DIRECTORY / "seals/0.json", DIRECTORY, sealed, raw={}, intact=True)

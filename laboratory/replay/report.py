@@ -32,7 +32,16 @@ BEFORE = 2
 """Steps before the first recorded difference whose states are compared too."""
 _NO_CAUSE = frozenset(
     # branched_from: schedule.branch_from says it
-    ["started", "host", "first_step", "changes", "run.name", "run.directory", "branched_from"]
+    [
+        "started",
+        "host",
+        "first_step",
+        "changes",
+        "run.name",
+        "run.directory",
+        "branched_from",
+        "seals",
+    ]
 )
 
 

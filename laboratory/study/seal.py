@@ -1,19 +1,15 @@
 """Seals: what is to be shown, by which measure and runs, hashed before the first run.
 
-    DIRECTORY/seals/0123456789ab.json    {"sealed": {hypotheses, measure, seeds, settings, …},
-                                          "sha256": of the canonical JSON of "sealed"}
-
-`verdict` says what the runs beside a seal make of its hypotheses.
+The file, of `pretrain.runs.seals`, holds {hypotheses, measure, seeds, settings, …}. `verdict` says
+what the runs beside a seal make of its hypotheses.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,18 +20,25 @@ from data_pipeline.io.forms import parse_json
 from laboratory.runs.finished import FinishedRun
 from laboratory.study.sealed import Sealed, Text, design_of, design_settings
 from pretrain.config.removed import LAST_WITH_THEM, present_key, removed_sentence
+from pretrain.config.resolved import FILE_FACTS
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
-from pretrain.runs.directory import strict_json, write_json
+from pretrain.runs.directory import RunDirectory, strict_json, write_json
 from pretrain.runs.environment import STARTED, git_commit
+from pretrain.runs.facts import read_facts
+from pretrain.runs.seals import (
+    SEALS,
+    content_digest,
+    intact_seals,
+    is_intact,
+    read_seal_file,
+    seal_files,
+)
 
-SEALS = "seals"
 _SHOWN_KEYS = 3
 """Changed settings of a run that are named."""
 _LONGEST = 80
 """Characters of a setting that are shown."""
-_LARGEST = 1 << 24
-"""Bytes of a seal file that are read."""
 
 
 class _SealFile(BaseModel):
@@ -53,6 +56,8 @@ class Seal:
         sealed: Sealed content.
         raw: The same as plain JSON, of which the hash is.
         intact: Whether the content still has the hash.
+        lost: SHA-256 of the seals that runs or seals of the directory name, and that are gone or
+            changed.
     """
 
     path: Path
@@ -60,6 +65,7 @@ class Seal:
     sealed: Sealed
     raw: Mapping[str, Any]
     intact: bool
+    lost: tuple[str, ...] = ()
 
     def beside(self, runs: Iterable[FinishedRun]) -> list[FinishedRun]:
         """Return those of the runs that lie beside the seal."""
@@ -111,6 +117,9 @@ class Seal:
             section, _, name = key.partition(".")
             was[key] = run.seed if value is None else value
             now[key] = run.config.get(section, {}).get(name)
+        for key, fact in FILE_FACTS.items():
+            was[f"the content of {key}"] = self.sealed.contents.get(design, {}).get(key)
+            now[f"the content of {key}"] = run.environment.get(fact)
         keys = sorted(key for key in now.keys() | was.keys() if now.get(key) != was.get(key))
         clauses = [
             f"{key} is {_short(now.get(key))} in {run.name}, sealed {_short(was.get(key))}"
@@ -121,15 +130,29 @@ class Seal:
             for key, value, step in run.earlier_settings
             if present_key(key) in was
         ][:_SHOWN_KEYS]
-        first = (run.environment.get("segments") or [run.environment])[0]
+        starts = _starts(run.environment)
+        first = starts[0]
         trunk = first.get("branched_from") or {}
         if "started" not in first or self._is_before(first["started"]):
             clauses.append(f"{run.name} began before, or does not say when")
+        elif self.intact and any(self._is_missed_by(start) for start in starts):
+            clauses.append(f"{run.name} started without this seal beside it")
         elif trunk.get("started") and self._is_before(trunk["started"]):
             clauses.append(f"the trunk that {run.name} branched from began before")
+        elif self._is_beside_trunk(trunk) and self._is_missed_by(trunk):
+            clauses.append(
+                f"the trunk that {run.name} branched from started without this seal beside it"
+            )
         if run.data_fingerprint not in self.sealed.data:
             clauses.append(f"{run.name} has other data")
         return clauses
+
+    def _is_missed_by(self, start: Mapping[str, Any]) -> bool:
+        """Return whether a start of a run names the seals beside it, and not this one."""
+        return content_digest(self.raw) not in start.get("seals", [content_digest(self.raw)])
+
+    def _is_beside_trunk(self, trunk: Mapping[str, Any]) -> bool:
+        return self.intact and Path(trunk.get("run", "/")).resolve().parent == self.directory
 
     def _is_before(self, started: str) -> bool:
         """Return whether something started before the seal."""
@@ -160,6 +183,42 @@ class Seal:
             clauses.append("a checkout had uncommitted changes")
         return clauses
 
+    def unrecorded(self, by_design: Mapping[str, Mapping[int, FinishedRun]]) -> list[str]:
+        """Return clauses on what older versions recorded neither in the seal nor in its runs.
+
+        Args:
+            by_design: Sealed runs, of `own_runs`.
+        """
+        clauses = []
+        runs = [run for of_design in by_design.values() for run in of_design.values()]
+        starts = [_starts(run.environment) for run in runs]
+        older = sum(any("seals" not in start for start in of_run) for of_run in starts)
+        if older:
+            clauses.append(
+                f"{older} of {len(runs)} runs were started by a version that did not record the "
+                "seals beside them"
+            )
+        if self.sealed.earlier_seals is None:
+            clauses.append("the seal is of a version that did not name the seals before it")
+        present = set[str]().union(*map(_present_keys, self.raw.get("settings", {}).values()))
+        if present and (lacking := sorted(design_settings({}).keys() - present)):
+            more = f" and {len(lacking) - _SHOWN_KEYS} more" if len(lacking) > _SHOWN_KEYS else ""
+            clauses.append(
+                f"{', '.join(lacking[:_SHOWN_KEYS])}{more} are not in the seal and count at their "
+                "defaults"
+            )
+        return clauses
+
+
+def _starts(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the starts of a run, of its environment.json."""
+    return environment.get("segments") or [environment]
+
+
+def _present_keys(settings: Mapping[str, Any]) -> set[str]:
+    """Return the keys of sealed settings by their present names."""
+    return {present_key(key) for key in settings}
+
 
 def _short(value: Any) -> str:
     return f"{setting_text(value):.{_LONGEST}}"
@@ -177,7 +236,7 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
 
     Args:
         directory: Directory of the runs.
-        content: Fields of `Sealed`, and any others, but for `commit` and `sealed`.
+        content: Fields of `Sealed`, and any others, but for `earlier_seals`, `commit` and `sealed`.
         begun: Names of the runs that have begun.
 
     Returns:
@@ -193,8 +252,9 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
     if begun:
         return None
     now = datetime.now().astimezone().strftime(STARTED)
-    raw = {**content, "commit": git_commit(), "sealed": now}
-    digest = _hash(raw)
+    earlier = intact_seals(directory)
+    raw = {**content, "earlier_seals": earlier, "commit": git_commit(), "sealed": now}
+    digest = content_digest(raw)
     path = directory / SEALS / f"{digest[:12]}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,46 +288,83 @@ class SealsRead:
 
     Attributes:
         seals: Those that could be read.
-        problems: A sentence on each file that could not.
+        problems: A sentence on each file that could not, and on seals that are gone.
+        lost: {directory, without links: SHA-256 of the seals that are gone or changed there}.
     """
 
     seals: tuple[Seal, ...]
     problems: tuple[str, ...]
+    lost: Mapping[Path, tuple[str, ...]]
 
 
 def read_seals(directories: Iterable[Path]) -> SealsRead:
     """Read the seals of directories of runs, and report files that cannot be read."""
-    seals = []
-    problems = []
+    seals: list[Seal] = []
+    problems: list[str] = []
+    lost: dict[Path, tuple[str, ...]] = {}
     places = {directory.resolve(): directory for directory in directories}
     for resolved, directory in sorted(places.items()):
-        folder = directory / SEALS
+        beside = _read_directory(directory, problems)
+        lost[resolved] = _lost_seals(directory, beside)
+        seals += [replace(seal, lost=lost[resolved]) for seal in beside]
+        if lost[resolved]:
+            problems.append(
+                f"{directory / SEALS} lacks {lost_text(lost[resolved])}: nothing here is judged as "
+                "sealed; restore them"
+            )
+    return SealsRead(tuple(seals), tuple(problems), lost)
+
+
+def _read_directory(directory: Path, problems: list[str]) -> list[Seal]:
+    """Return the seals beside the runs of a directory.
+
+    Args:
+        problems: List that gets a sentence on each file that cannot be read.
+    """
+    try:
+        paths = seal_files(directory)
+    except OSError as error:
+        problems.append(_problem(directory / SEALS, error))
+        return []
+    seals = []
+    for path in paths:
         try:
-            paths = [folder / name for name in sorted(os.listdir(folder)) if name.endswith(".json")]
-        except OSError as error:
-            if folder.is_symlink() or not isinstance(error, FileNotFoundError):
-                problems.append(_problem(folder, error))
+            seals.append(_read_seal(path, directory.resolve()))
+        except (OSError, ValueError, RecursionError) as error:
+            problems.append(_problem(path, error))
+    return seals
+
+
+def _lost_seals(directory: Path, seals: Iterable[Seal]) -> tuple[str, ...]:
+    """Return the SHA-256 of seals that runs or seals name, and that are not there as they were.
+
+    All runs of the directory count, whether they are compared or not: a seal may be of others.
+    """
+    named = {digest for seal in seals for digest in seal.sealed.earlier_seals or ()}
+    for environment in sorted(directory.glob("*/environment.json")):
+        try:
+            facts = read_facts(RunDirectory(environment.parent).environment)
+        except (OSError, UserError):  # of a run that is not compared, or is refused elsewhere
             continue
-        for path in paths:
-            try:
-                seals.append(_read_seal(path, resolved))
-            except (OSError, ValueError, RecursionError) as error:
-                problems.append(_problem(path, error))
-    return SealsRead(tuple(seals), tuple(problems))
+        named.update(*(start.get("seals", ()) for start in _starts(facts)))
+    return tuple(sorted(named - {*intact_seals(directory)}))
+
+
+def lost_text(lost: Sequence[str]) -> str:
+    """Return a clause on lost seals with the first digits of their hashes."""
+    shown = ", ".join(digest[:12] for digest in lost[:_SHOWN_KEYS])
+    more = f" and {len(lost) - _SHOWN_KEYS} more" if len(lost) > _SHOWN_KEYS else ""
+    count = f"{len(lost)} seal{'s' if len(lost) > 1 else ''}"
+    return f"{count} named by runs or by later seals, gone or changed ({shown}{more})"
 
 
 def _read_seal(path: Path, directory: Path) -> Seal:
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):  # a FIFO would block
-        raise ValueError("not a regular file")
-    if status.st_size > _LARGEST:
-        raise ValueError(f"{status.st_size:,} bytes")
-    text = path.read_bytes()
+    text = read_seal_file(path)
     if why := _removed_form(text):
         raise _RemovedFormError(why)
     file = _SealFile.model_validate_json(text, strict=True)
     raw = parse_json(text)["sealed"]
-    intact = _hash(raw) == file.sha256 and file.sha256.startswith(path.stem)
+    intact = is_intact(path, content_digest(raw), file.sha256)
     return Seal(path, directory, file.sealed, raw=raw, intact=intact)
 
 
@@ -311,7 +408,3 @@ def _problem(path: Path, error: Exception) -> str:
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _hash(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

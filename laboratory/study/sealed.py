@@ -11,18 +11,17 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from laboratory.study.hypothesis import Hypothesis
+from pretrain.config.deepspeed import without_side_effects
 from pretrain.config.keys import DEFAULTS, KEYS, by_section
 from pretrain.config.removed import REMOVED_KEYS, present_key
 from pretrain.config.types import SEED_MAX
 from pretrain.errors import UserError
 from pretrain.runs.environment import STARTED
 
-_SETTINGS = frozenset(
-    name for name, key in KEYS.items() if key.method or name == "attention.adapters"
-)
-"""Settings that decide how a model is trained, but for the seeds."""
 _SEEDS = ("attention.seed", "data.seed")
 """Seeds that a run has beside its own, which they are unless set."""
+_SETTINGS = {name for name, key in KEYS.items() if key.sealed} - {"run.seed", *_SEEDS}
+"""Settings that decide how a model is trained and judged, but for the seeds."""
 
 
 def _is_time(text: str) -> str:
@@ -95,7 +94,10 @@ class Sealed(BaseModel):
         seeds: Seeds of the runs, in the order in which pairs count.
         settings: {design: {section.key: value}}, of `design_settings`.
         other_seeds: {design: {section.key: value}}, of `seed_settings`.
+        contents: {design: {section.key: SHA-256 of the file that it names}}, of `file_digests`.
         data: Fingerprints of the data.
+        earlier_seals: SHA-256 of the seals beside the runs at that time; None: an older version
+            did not record them.
         commit: Commit of the program; a + at its end stands for uncommitted changes.
         sealed: Time of the seal.
     """
@@ -110,7 +112,9 @@ class Sealed(BaseModel):
     seeds: Seeds
     settings: Annotated[dict[Text, dict[Text, Any]], AfterValidator(_of_this_version)]
     other_seeds: dict[Text, dict[Text, int | None]]
+    contents: dict[Text, dict[Text, Text | None]] = {}
     data: list[Text]
+    earlier_seals: list[Text] | None = None
     commit: Text | None
     sealed: Annotated[str, AfterValidator(_is_time)]
 
@@ -151,6 +155,8 @@ def design_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         for section, content in by_section(config).items()
         for key, value in dict(content).items()
     }
+    # What only logs or stores is not sealed in DeepSpeed's settings either.
+    pairs["deepspeed.overrides"] = without_side_effects(pairs["deepspeed.overrides"])
     # Through JSON, so that settings of a config compare equal to those of a seal.
     return json.loads(
         json.dumps({key: pairs[key] for key in sorted(_SETTINGS & pairs.keys())}, default=str)

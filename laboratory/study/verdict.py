@@ -29,7 +29,7 @@ from laboratory.study.gaps import (
     paired_gap,
 )
 from laboratory.study.hypothesis import Hypothesis
-from laboratory.study.seal import Seal
+from laboratory.study.seal import Seal, lost_text
 from laboratory.study.sealed import Measure, design_of
 from laboratory.study.sequential import EXPONENT, FIRST, KAPPA, LAST, NO, YES, decide
 from pretrain.errors import UserError
@@ -116,6 +116,8 @@ def verdicts(
     ]
     outcomes = _outcomes(seal, by_design, gap_of, elsewhere)
     sentences = [_statement(seal, by_design, [*of_all, *chain.from_iterable(changes.values())])]
+    if unrecorded := seal.unrecorded(by_design):
+        sentences.append(f"Not recorded: {'; '.join(unrecorded)}.")
     designs = {name for claim in claims for name in (claim.design, claim.baseline)}
     if strangers := [run.name for run in seal.strangers(runs, designs)]:
         sentences.append(
@@ -158,6 +160,7 @@ def _measure_changes(seal: Seal, asked: tuple[str, Sequence[str]] | None = None)
         asked: Match and subjects of a report; None: those that are sealed.
     """
     clauses = [] if seal.intact else [f"{seal.path} no longer has its own hash"]
+    clauses += [lost_text(seal.lost)] if seal.lost else []
     sealed = seal.sealed.measure
     if asked and not _is_measure(sealed, *asked):
         now = sealed.model_copy(update={"match": asked[0], "subjects": [*asked[1]]})

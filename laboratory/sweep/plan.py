@@ -20,7 +20,7 @@ from laboratory.sweep.grid import Grid, expand, select
 from megatron_patches.errors import MethodError
 from pretrain.config.keys import KEYS
 from pretrain.config.load import config_from_draft, parse_config
-from pretrain.config.resolved import resolve
+from pretrain.config.resolved import file_digests, resolve
 from pretrain.config.sources import locate, place_value, read_yaml
 from pretrain.config.tree import Config
 from pretrain.config.types import OnResume
@@ -171,6 +171,9 @@ def seal_plan(
         "other_seeds": {
             name: seed_settings([config.values for config in design_configs])
             for name, design_configs in configs.items()
+        },
+        "contents": {
+            name: file_digests(design_configs[-1]) for name, design_configs in configs.items()
         },
         "data": sorted({read_blend(config.data).fingerprint for config in blends.values()}),
         "measure": measure.model_dump(),

@@ -210,9 +210,11 @@ def trial_document(claim: Hypothesis, result: Result, seal: Seal | None) -> Docu
     undecided = f"Undecided, and all {result.needed} planned pairs are made"
     sentence = f"{verdict(claim, by, undecided)}; {cost}."
     sealed = "Not sealed: runs of this grid had begun before this question was asked of them."
+    read = read_seals(run.path.resolve().parent for run in done)
     if seal is not None:
-        sealed = verdicts(seal, done, gap_at_end) or sealed
-    problems = read_seals(run.path.resolve().parent for run in done).problems
+        lost = read.lost.get(seal.directory, ())
+        sealed = verdicts(replace(seal, lost=lost), done, gap_at_end) or sealed
+    problems = read.problems
     table = look_table(claim, [run.seed for run in done[::2]], _losses(runs))
     rule = f"Rule: {STOPPING_RULE}; losses are of held-out text, in nats per token."
     return Document(

@@ -14,6 +14,12 @@ from pretrain.config.deepspeed import deepspeed_settings, settings_digest, zero_
 from pretrain.config.refusals import check_ranks, check_stage, require_wandb
 from pretrain.config.tree import Config
 
+FILE_FACTS = {
+    "deepspeed.config": "deepspeed_config_sha256",
+    "model.initial_weights": "initial_weights_sha256",
+}
+"""{section.key that names a file: key of environment.json with the SHA-256 of its content}"""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -44,13 +50,13 @@ class Resolved:
         config: The configuration; shape, policy, recipe and phases are properties of it.
         layout: The spread over the ranks, with the ZeRO stage.
         deepspeed: Settings for DeepSpeed, with the keys that follow from `config` filled in.
-        deepspeed_sha256: SHA-256 of the file of `deepspeed.config`; None for a shipped name.
+        file_digests: SHA-256 of the files that keys name, of `file_digests`.
     """
 
     config: Config
     layout: Layout
     deepspeed: Mapping[str, Any]
-    deepspeed_sha256: str | None
+    file_digests: Mapping[str, str | None]
 
 
 def resolve(config: Config, world_size: int) -> Resolved:
@@ -69,7 +75,6 @@ def resolve(config: Config, world_size: int) -> Resolved:
     """
     check_ranks(config, world_size)
     settings = deepspeed_settings(config, world_size)
-    digest = settings_digest(config.deepspeed.config)
     stage = zero_stage(settings)
     check_stage(config, stage)
     if config.telemetry.wandb:
@@ -83,4 +88,13 @@ def resolve(config: Config, world_size: int) -> Resolved:
         micro_batch_size=config.data.micro_batch_size,
         dtype=config.precision.dtype,
     )
-    return Resolved(config, layout, settings, digest)
+    return Resolved(config, layout, settings, file_digests(config))
+
+
+def file_digests(config: Config) -> dict[str, str | None]:
+    """Return {section.key: SHA-256 of the file that it names, or of its header}; None: no file."""
+    weights = config.given_weights
+    return {
+        "deepspeed.config": settings_digest(config.deepspeed.config),
+        "model.initial_weights": None if weights is None else weights.sha256,
+    }

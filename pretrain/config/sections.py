@@ -46,6 +46,8 @@ SHARDS = Setting(
 )
 LOADING = Setting(OnResume.NO_EFFECT, noted=False, hparam=True)
 UNNOTED = Setting(OnResume.EFFECTIVE, noted=False)
+CURVES = Setting(OnResume.EFFECTIVE, only_records=True)
+RECORDS = replace(CURVES, noted=False)
 UNNOTED_NO_EFFECT = Setting(OnResume.NO_EFFECT, noted=False)
 
 
@@ -198,7 +200,7 @@ class DataSection(Section):
     validate_every: Int = setting(
         ...,
         "Steps between validations; 0: only at the end.",
-        Setting(OnResume.EFFECTIVE, hparam=True),
+        replace(CURVES, hparam=True),
         ge=0,
     )
     validation_samples: Int = setting(
@@ -332,11 +334,11 @@ class PerformanceSection(Section):
 class CheckpointSection(Section):
     """Saving, and reading at a resume."""
 
-    every: Int = setting(..., "Steps between checkpoints; 0: only at the end.", UNNOTED, ge=0)
+    every: Int = setting(..., "Steps between checkpoints; 0: only at the end.", RECORDS, ge=0)
     keep_last: Int = setting(
         2,
         "Complete checkpoints to keep, before others those at a multiple of `every`.",
-        UNNOTED,
+        RECORDS,
         ge=1,
     )
     asynchronous: bool = setting(
@@ -393,47 +395,47 @@ class ProfileSection(Section):
 class TelemetrySection(Section):
     """Records of the run."""
 
-    every: Int = setting(1, "Steps between records.", EFFECTIVE, ge=1)
+    every: Int = setting(1, "Steps between records.", CURVES, ge=1)
     tensorboard: bool = setting(
-        True, "Write TensorBoard event files beside metrics.jsonl.", EFFECTIVE
+        True, "Write TensorBoard event files beside metrics.jsonl.", RECORDS
     )
-    wandb: bool = setting(False, "Also log to Weights & Biases (extra `wandb`).", EFFECTIVE)
+    wandb: bool = setting(False, "Also log to Weights & Biases (extra `wandb`).", RECORDS)
     variance_window: Int = setting(
-        100, "Records over which stability/loss_variance is taken.", EFFECTIVE, ge=2
+        100, "Records over which stability/loss_variance is taken.", CURVES, ge=2
     )
     attention_every: Int = setting(
         0,
         "Steps between measurements of each layer's attention (entropy, scale, largest score) on "
         "one held-out sample; 0: none.",
-        EFFECTIVE,
+        RECORDS,
         ge=0,
     )
     weights_every: Int = setting(
         0,
         "Steps between measurements of the norms of weights and of their updates, by kind of "
         "weight; 0: none.",
-        EFFECTIVE,
+        RECORDS,
         ge=0,
     )
     spectral_norms: Names = setting(
         (),
         "Name patterns of the matrices whose largest singular value is measured too; * stands "
         "for any text, as in '*.linear_proj.weight'.",
-        EFFECTIVE,
+        RECORDS,
     )
     sample_prompts: Names = setting(
         (),
         "Prompts that the model continues at every validation, on TensorBoard's page TEXT.",
-        EFFECTIVE,
+        RECORDS,
         max_length=8,
     )
     sample_tokens: Int = setting(
-        48, "Number of tokens to generate per prompt; each is a forward pass.", EFFECTIVE, ge=1
+        48, "Number of tokens to generate per prompt; each is a forward pass.", RECORDS, ge=1
     )
     profile: ProfileSection | None = setting(
         None,
         "Steps to profile into RUN/profile: {at: 20, steps: 3, ranks: first}; null: none.",
-        NO_EFFECT,
+        UNNOTED_NO_EFFECT,
     )
 
 

@@ -119,6 +119,7 @@ class Setting:
         label: Whether the key tells runs of one variant apart in the names of their groups.
         excludes: Keys of the same section that cannot be given together with this one.
         trunk: Whether a branch (`schedule.branch_from`) must have the value of its trunk.
+        only_records: Whether the key decides only what is logged or stored.
     """
 
     on_resume: OnResume
@@ -132,6 +133,13 @@ class Setting:
     label: bool = False
     excludes: tuple[str, ...] = ()
     trunk: bool = False
+    only_records: bool = False
+
+    @property
+    def sealed(self) -> bool:
+        """Return whether the key decides what weights a run ends with, or how they are judged."""
+        takes_effect = self.on_resume is OnResume.EFFECTIVE and not self.only_records
+        return self.identity or self.method or takes_effect
 
 
 def setting(default: Any, description: str, record: Setting, **constraints: Any) -> Any:

@@ -1,6 +1,7 @@
 """The run directory on disk: written by `train`, read back by every other verb, without torch.
 
 directory     names of the files, states, complete checkpoints, atomic writes
+seals         files of seals beside runs, as far as a run has to know them
 lock          one training at a time in a run directory
 storage       sentences about a file system that refuses writes
 environment   environment.json: versions, commit, host, command

@@ -80,12 +80,24 @@ class _Origin(TypedDict, total=False):
     tensor_model_parallel_size: _Positive
 
 
+class _Trunk(TypedDict, total=False):
+    run: str
+    started: _Time | None
+    seals: list[str]
+
+
 class Segment(_Origin):
-    """A start of a run in environment.json; `lost` names files that were missing or damaged."""
+    """A start of a run in environment.json.
+
+    `lost` names files that were missing or damaged; `seals` has the SHA-256 of each seal beside the
+    run, and is not there if an older version started it.
+    """
 
     first_step: _Positive
     changes: Annotated[dict[str, _Was], AfterValidator(_judged)]
     lost: NotRequired[list[str]]
+    seals: NotRequired[list[str]]
+    branched_from: NotRequired[_Trunk]
 
 
 class _Environment(_Origin):

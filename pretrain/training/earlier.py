@@ -34,6 +34,7 @@ class _Audit(TypedDict):
 class _Environment(TypedDict):
     segments: NotRequired[list[Segment]]
     deepspeed_config_sha256: NotRequired[str | None]
+    initial_weights_sha256: NotRequired[str | None]
 
 
 def _with_all_settings(settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

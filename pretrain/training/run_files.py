@@ -11,7 +11,7 @@ from megatron_patches.recipe.counting import model_flops_per_token
 from pretrain.checkpoint.branching import origin_of, take_records
 from pretrain.checkpoint.resuming import Start
 from pretrain.config.keys import KEYS, Change, effective_changes
-from pretrain.config.resolved import Resolved
+from pretrain.config.resolved import FILE_FACTS, Resolved
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
 from pretrain.errors import UserError
@@ -30,6 +30,7 @@ from pretrain.runs.directory import (
 from pretrain.runs.environment import describe_environment
 from pretrain.runs.metrics_file import last_record, summary_of
 from pretrain.runs.removal import remove_file
+from pretrain.runs.seals import intact_seals
 from pretrain.runs.tags import VALIDATION_LOSS
 from pretrain.telemetry.hparams import hparams, results
 from pretrain.telemetry.records import RunFacts
@@ -37,8 +38,6 @@ from pretrain.telemetry.telemetry import Telemetry
 from pretrain.training.earlier import Earlier, read_earlier
 from pretrain.training.phase_engine import PhasedEngine
 
-DEEPSPEED_FACT = "deepspeed_config_sha256"
-"""Key of environment.json with the SHA-256 of the file of deepspeed.config; null without one."""
 ENDINGS = {
     FINISHED: "",
     STOPPED: " is saved; the same command continues from here",
@@ -136,15 +135,15 @@ def changes_since(resolved: Resolved, earlier: Earlier) -> list[Change]:
     """Return the keys that differ from config.yaml, as the segment before or the trunk left it.
 
     Args:
-        resolved: this run's configuration; another content of the file of deepspeed.config counts
-            too.
+        resolved: this run's configuration; another content of a file that it names counts too.
         earlier: what the run's files, or its trunk's, say.
     """
-    was = earlier.environment.get(DEEPSPEED_FACT)
-    digest = resolved.deepspeed_sha256
-    content = Change("the content of deepspeed.config", was, digest)
     keys = effective_changes(earlier.settings, resolved.config.values)
-    return [*keys, *([content] if was and was != digest else [])]
+    contents = [
+        Change(f"the content of {key}", earlier.environment.get(FILE_FACTS[key]), digest)
+        for key, digest in resolved.file_digests.items()
+    ]
+    return [*keys, *(change for change in contents if change.was and change.was != change.value)]
 
 
 def write_run_files(
@@ -207,9 +206,10 @@ def environment_of(
         "changes": {change.key: {"was": change.was, "is": change.value} for change in changes},
         **({} if trunk is None else {"branched_from": origin_of(trunk, first_step - 1)}),
         **({"lost": [*earlier.lost]} if earlier.lost else {}),
+        "seals": intact_seals(resolved.config.run_path.resolve().parent),
     }
-    digest = {DEEPSPEED_FACT: resolved.deepspeed_sha256}
-    return {**environment, **digest, "segments": [*earlier_segments, segment]}
+    digests = {FILE_FACTS[key]: digest for key, digest in resolved.file_digests.items()}
+    return {**environment, **digests, "segments": [*earlier_segments, segment]}
 
 
 def write_audit(run: RunDirectory, phased: PhasedEngine) -> None:

@@ -29,8 +29,8 @@ def test_the_layout_and_the_settings_are_those_of_the_ranks(tmp_path: Path) -> N
     }
     steps = config.data.global_batch_size // (2 * 4)
     assert resolved.deepspeed["gradient_accumulation_steps"] == steps
-    assert resolved.deepspeed_sha256 is not None
-    assert resolve(load_config("demo"), 2).deepspeed_sha256 is None
+    assert resolved.file_digests["deepspeed.config"] is not None
+    assert set(resolve(load_config("demo"), 2).file_digests.values()) == {None}
 
 
 def test_what_follows_is_worked_out_once_and_a_copy_may_be_changed() -> None:
