@@ -14,6 +14,8 @@ import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from laboratory.study.seal import write_seal
+from pretrain.runs.seals import content_digest
 from tests.command_line import (
     assert_same_checkpoint,
     checkpoint_tensors,
@@ -23,6 +25,7 @@ from tests.command_line import (
     started,
     wait_until,
 )
+from tests.fabricated_seals import made_seal
 from tests.ranks import function_on_warm_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
@@ -147,21 +150,27 @@ def test_signal_saves_exits_0_and_resumes_exactly(
     assert_same_run(run, uninterrupted(1, ranks=2))
 
 
-def test_another_content_of_the_deepspeed_file_is_told_and_recorded(
+def test_another_content_of_the_deepspeed_file_and_seals_are_recorded(
     tiny_shards: Path, tmp_path: Path
 ) -> None:
     settings = tmp_path / "mine.json"
+    content = made_seal(5).sealed.model_dump(exclude={"commit", "sealed"}, mode="json")
+    seal = write_seal(tmp_path, content, [])
+    assert seal is not None
     changes: dict[str, object] = {"deepspeed__config": settings, "checkpoint__every": 2}
-    for steps, content in ((2, {}), (4, {}), (6, {"gradient_predivide_factor": 2.0})):
-        settings.write_text(json.dumps({"zero_optimization": {"stage": 1}, **content}))
+    for steps, more in ((2, {}), (4, {}), (6, {"gradient_predivide_factor": 2.0})):
+        settings.write_text(json.dumps({"zero_optimization": {"stage": 1}, **more}))
         overrides = tiny_overrides(tiny_shards, tmp_path, "run", **changes, schedule__steps=steps)
         done = train_on_warm_ranks(overrides, ranks=1)
         assert done.returncode == 0, done.stderr
+        if steps == 4:
+            seal.path.unlink()
     digest = hashlib.sha256(settings.read_bytes()).hexdigest()
     assert f"; from step 5 on the content of deepspeed.config is {digest}, was " in done.stdout
     segments = json.loads((tmp_path / "run/environment.json").read_text())["segments"]
     named = ["the content of deepspeed.config" in segment["changes"] for segment in segments]
     assert named == [False, False, True]
+    assert [segment["seals"] for segment in segments] == 2 * [[content_digest(seal.raw)]] + [[]]
 
 
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=FULL), pytest.param(2, marks=FULL), 3])

@@ -17,6 +17,21 @@ from pretrain.telemetry.hparams import hparams
 from tests.configuration_page import configuration_page
 from tests.ranks import ROOT
 
+RECORDING = {
+    f"telemetry.{key}"
+    for key in (
+        "tensorboard",
+        "wandb",
+        "attention_every",
+        "weights_every",
+        "spectral_norms",
+        "sample_prompts",
+        "sample_tokens",
+        "profile",
+    )
+}
+"""Keys of records that no comparison of runs reads."""
+
 
 @pytest.mark.parametrize(("key", "field"), FIELDS.items())
 def test_every_key_has_a_complete_record(key: str, field: FieldInfo) -> None:
@@ -55,6 +70,7 @@ def test_the_queries_find_what_they_ask_for() -> None:
         "data.loader_workers",
         "data.allow_change",
         "schedule.branch_from",
+        *RECORDING,
     }
     sections = ("model", "attention", "optimizer", "schedule", "data", "precision")
     assert {key for key, record in KEYS.items() if record.hparam} == {
@@ -76,6 +92,14 @@ def test_the_queries_find_what_they_ask_for() -> None:
         "data.validate_every",
         "data.micro_batch_size",
         "schedule.branch_from",
+    }
+    layout = {"data.micro_batch_size", "data.directory", "attention.seed"}
+    records = {"data.validate_every", "checkpoint.every", "checkpoint.keep_last"}
+    assert {key for key, record in KEYS.items() if not record.sealed} == {
+        *(key for key, record in KEYS.items() if record.on_resume is OnResume.NO_EFFECT),
+        *(key for key in KEYS if key.startswith(("telemetry.", "parallel."))),
+        *layout,
+        *records,
     }
     labels = {key for key, record in KEYS.items() if record.label}
     assert labels == {f"attention.{name}" for name in AXES} - {"attention.adapters"}
