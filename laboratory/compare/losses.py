@@ -17,7 +17,16 @@ from laboratory.compare.figures import gap_figure
 from laboratory.compare.loss_files import Loss, by_model, number, read_losses, whole
 from laboratory.compare.report import gap_definitions
 from laboratory.reporting.plots import in_lines
-from laboratory.study.gaps import BITS, NATS, PairedGap, Scale, gap_content, paired_gaps
+from laboratory.study.gaps import (
+    BITS,
+    NATS,
+    PairedGap,
+    Scale,
+    gap_content,
+    holm,
+    p_value,
+    paired_gaps,
+)
 from laboratory.study.hypothesis import Hypothesis
 from laboratory.study.report import Block, Document, Picture, write
 from laboratory.study.sequential import (
@@ -81,8 +90,12 @@ class LossComparison:
     @property
     def answers(self) -> dict[str, str | None]:
         """Return {model: "yes", "no", or None for undecided} of the claims."""
+        if self.sequential:
+            return {name: self._decision(name).answer for name in self.claims}
+        tests = [p_value(claim, self.gaps[name]) for name, claim in self.claims.items()]
+        adjusted = dict(zip(self.claims, holm(tests), strict=True))
         return {
-            name: self._decision(name).answer if self.sequential else self.gaps[name].answer(claim)
+            name: replace(self.gaps[name], t_p_holm=adjusted[name]).answer(claim)
             for name, claim in self.claims.items()
         }
 
@@ -149,7 +162,7 @@ class LossComparison:
         gap = self.gaps[name]
         if not self.sequential:
             answer = claim.answered(self.answers[name], "Not decided")
-            return f"{answer}, by interval and test of {gap.n} pairs (margin {claim.margin:g} %)."
+            return f"{answer}, by interval and test of {gap.n} pairs."
         decision = self._decision(name)
         if decision.n < FIRST:
             undecided = f"Not decided: a trial is first judged after {FIRST} pairs"
@@ -218,7 +231,8 @@ def compare_losses(
         metric: Name of the loss in the files; None: the only one of held-out text.
         names: Column with the names in the tables; None: name, model, variant, run, design, arm.
         unit: nats (a token) or bits (a byte); None: bits where the metric is called bpb.
-        question: Whether the others are better, worse or within the margin; None: nothing is asked.
+        question: Whether the others are better or worse by more than the margin, or within it;
+            None: nothing is asked.
         margin: Percent of perplexity.
         sequential: Judge the question after every pair, so that one may have looked at any time.
         out: Directory for the report; None: none is written.

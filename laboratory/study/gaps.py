@@ -266,3 +266,21 @@ def paired_gaps(
             f"'{name}' and '{baseline}' have no seed in common; train both with the same seeds"
         )
     return {name: gap for name, gap in zip(compared, gaps, strict=True) if gap is not None}
+
+
+def p_value(claim: Hypothesis, gap: PairedGap) -> float:
+    """Return the two-sided p value of the nearest gap that is not claimed; 1 without a spread.
+
+    Args:
+        gap: Gap of two pairs or more; of fewer the p value is 1.
+    """
+    from scipy import stats  # a second, which refusals do not wait for
+
+    low, high = claim.claimed
+    if gap.sd is None or gap.t is None:
+        # Equal differences have nothing to be tested against, but lie within a margin or do not.
+        return 0.0 if claim.question == "within" and low < gap.mean < high else 1.0
+    error = gap.sd / math.sqrt(gap.n)
+    below = float(stats.t.sf((gap.mean - low) / error, gap.n - 1))
+    above = float(stats.t.cdf((gap.mean - high) / error, gap.n - 1))
+    return min(1.0, 2 * max(below, above))

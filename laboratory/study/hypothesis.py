@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pretrain.errors import UserError
 
 QUESTIONS = ("better", "worse", "within")
-_SENTENCE = re.compile(r"(\S+) (better|worse|within) (\d+(?:\.\d+)?) ?%? (?:than|of) (\S+)")
+_SENTENCE = re.compile(r"(\S+) (better|worse|within)(?: (\d+(?:\.\d+)?) ?%?)? (?:than|of) (\S+)")
 
 
 @dataclass(frozen=True)
 class Hypothesis:
     """Claim about the perplexity of a design against a baseline's.
 
-    `better` and `worse` claim a lower or higher perplexity, and are refuted where a difference of
-    the margin or more is excluded. `within` claims a ratio between 1 - margin and 1 + margin.
+    `better` and `worse` claim a perplexity that is lower or higher by more than the margin, with
+    margin 0 any difference; they are refuted where such a difference is excluded. `within` claims a
+    ratio between 1 - margin and 1 + margin.
 
     Attributes:
         design: Name of a sweep's runs, without the seed.
@@ -34,18 +35,21 @@ class Hypothesis:
     def __post_init__(self) -> None:
         if self.question not in QUESTIONS:
             raise UserError(f"a question is one of {', '.join(QUESTIONS)}, not '{self.question}'")
-        if not 0 < self.margin < 100:
-            raise UserError(f"a margin of {self.margin:g} % must be above 0 and below 100 percent")
+        if not 0 <= self.margin < 100 or (self.question == "within" and not self.margin):
+            raise UserError(
+                f"a margin of {self.margin:g} % must be above 0 and below 100 percent; only "
+                "'better' and 'worse' take 0, for any difference"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Hypothesis:
-        """Read `DESIGN better|worse|within 2% than|of BASELINE`.
+        """Read `DESIGN better|worse|within 2% than|of BASELINE`; without a margin it is 0.
 
         Raises:
             UserError: the text is not of this form.
         """
         if match := _SENTENCE.fullmatch(" ".join(text.split())):
-            return cls(match[1], match[2], float(match[3]), match[4])
+            return cls(match[1], match[2], float(match[3] or 0), match[4])
         raise UserError(
             f"'{text}' is not a hypothesis; write 'VARIANT better|worse|within MARGIN% than|of "
             "BASELINE', such as 'orthogonal within 5% of vanilla' or 'orthogonal worse 1% than "
@@ -54,7 +58,8 @@ class Hypothesis:
 
     def __str__(self) -> str:
         link = "of" if self.question == "within" else "than"
-        return f"{self.design} {self.question} {self.margin:g} % {link} {self.baseline}"
+        margin = f"{self.margin:g} % " if self.margin else ""
+        return f"{self.design} {self.question} {margin}{link} {self.baseline}"
 
     @property
     def edges(self) -> tuple[float, float]:
@@ -64,9 +69,12 @@ class Hypothesis:
     @property
     def claimed(self) -> tuple[float, float]:
         """Return the lower and upper end of the gaps that are claimed, in nats per token."""
-        return {"better": (-math.inf, 0.0), "worse": (0.0, math.inf), "within": self.edges}[
-            self.question
-        ]
+        lower, upper = self.edges
+        return {
+            "better": (-math.inf, lower),
+            "worse": (upper, math.inf),
+            "within": (lower, upper),
+        }[self.question]
 
     def answer(self, yes: tuple[float, float], no: tuple[float, float]) -> str | None:
         """Return "yes", "no", or None for undecided.
@@ -91,8 +99,10 @@ class Hypothesis:
             answer: "yes", "no" or None.
             undecided: Text for None.
         """
-        within = self.question == "within"
-        asked = f"within ± {self.margin:g} % of" if within else f"{self.question} than"
-        no = "No" if within else f"No, not by {self.margin:g} %"
-        word = {"yes": "Yes", "no": no, None: undecided}[answer]
+        asked = f"{self.question} than"
+        if self.question == "within":
+            asked = f"within ± {self.margin:g} % of"
+        elif self.margin:
+            asked = f"more than {self.margin:g} % {self.question} than"
+        word = {"yes": "Yes", "no": "No", None: undecided}[answer]
         return f"Is {self.design} {asked} {self.baseline}? {word}"

@@ -125,8 +125,7 @@ def verdict(claim: Hypothesis, by: Decision, undecided: str) -> str:
     mean, low, high = (percent(perplexity(value)) for value in (by.mean, by.low, by.high))
     return (
         f"{claim.answered(by.answer, undecided)}: after n = {by.n} pairs its perplexity is {mean} "
-        f"(interval valid at any time {low} to {high}, each end wrong in at most 5 % of trials; "
-        f"margin {claim.margin:g} %)"
+        f"(interval valid at any time {low} to {high}, each end wrong in at most 5 % of trials)"
     )
 
 
@@ -156,8 +155,8 @@ def look_table(
 def pairs_needed(sd: float, hypothesis: Hypothesis) -> int:
     """Return the number of pairs by which 95 % of trials give a true "yes", at most LAST.
 
-    The truth planned for is a gap at the margin's edge for "better" and "worse", and none for
-    "within".
+    The truth planned for is a gap of twice the margin for "better" and "worse", and none for
+    "within": as far from what is tested as the margin is wide.
 
     Args:
         sd: Standard deviation of the differences, from a pilot; the trial's own first pairs may be

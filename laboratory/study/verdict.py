@@ -1,10 +1,11 @@
 """What the runs beside a seal make of its hypotheses: from all sealed runs, and from no others.
 
-A hypothesis of a sweep is judged once, by the 95 % interval of its paired gap; "yes" also needs
-p < 0.05 after Holm's correction over the hypotheses of all seals beside the runs, with the
-two-sided p value of the nearest gap that is not claimed. A hypothesis of a trial is judged by the
-sequential test alone, in the order of the sealed seeds. What is judged by another measure than the
-sealed one, or from runs that are not as sealed, is called unsealed.
+A hypothesis of a sweep is judged once, by the 95 % interval of its paired gap; "yes" has all of it
+among the gaps that are claimed, of "better" and "worse" beyond the margin, and needs p < 0.05 after
+Holm's correction over the hypotheses of all seals beside the runs, with the two-sided p value of
+the nearest gap that is not claimed. A hypothesis of a trial is judged by the sequential test alone,
+in the order of the sealed seeds. What is judged by another measure than the sealed one, from runs
+that are not as sealed, or with other seals gone, is called unsealed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import laboratory.study.packages  # noqa: F401
 
 # isort: split
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, takewhile
@@ -26,6 +26,7 @@ from laboratory.study.gaps import (
     NATS,
     PairedGap,
     holm,
+    p_value,
     paired_gap,
 )
 from laboratory.study.hypothesis import Hypothesis
@@ -271,21 +272,3 @@ def _answer(claim: Hypothesis, gap: PairedGap, adjusted: float | None) -> str | 
     answer = replace(gap, t_p_holm=adjusted).answer(claim)
     # The interval is not adjusted for the number of hypotheses; the test is.
     return None if answer == "yes" and (adjusted is None or adjusted >= LEVEL) else answer
-
-
-def p_value(claim: Hypothesis, gap: PairedGap) -> float:
-    """Return the two-sided p value of the nearest gap that is not claimed; 1 without a spread.
-
-    Args:
-        gap: Gap of two pairs or more; of fewer the p value is 1.
-    """
-    from scipy import stats  # a second, which refusals do not wait for
-
-    low, high = claim.claimed
-    if gap.sd is None or gap.t is None:
-        # Equal differences have nothing to be tested against, but lie within a margin or do not.
-        return 0.0 if claim.question == "within" and low < gap.mean < high else 1.0
-    error = gap.sd / math.sqrt(gap.n)
-    below = float(stats.t.sf((gap.mean - low) / error, gap.n - 1))
-    above = float(stats.t.cdf((gap.mean - high) / error, gap.n - 1))
-    return min(1.0, 2 * max(below, above))

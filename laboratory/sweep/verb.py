@@ -52,7 +52,9 @@ TasksOption = Annotated[
     int | None,
     typer.Option(help="Share the runs among this many tasks; task I has runs I, I+N, ..."),
 ]
-MarginOption = Annotated[float, typer.Option(help="Percent of perplexity that matters.")]
+MarginOption = Annotated[
+    float, typer.Option(help="Percent of perplexity that matters; 0: any difference.")
+]
 
 
 class Match(str, Enum):
@@ -197,7 +199,10 @@ def trial(
     grid: GridArgument,
     overrides: OverridesArgument = None,
     question: Annotated[
-        Question, typer.Option(help="Is the second arm better, worse, or within ± the margin?")
+        Question,
+        typer.Option(
+            help="Is the second arm better or worse by more than the margin, or within ± it?"
+        ),
     ] = Question.BETTER,
     margin: MarginOption = 2.0,
     max_pairs: Annotated[

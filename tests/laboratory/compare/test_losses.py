@@ -284,7 +284,7 @@ def test_the_verb_needs_no_torch_and_no_checkout(tmp_path: Path) -> None:
     question = ["--question", "worse", "--sequential", "--out", "page"]
     done = subprocess.run([*command, *runs, *question], **options, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert "Is frozen worse than trained? Yes: after n = 5 pairs" in " ".join(done.stdout.split())
+    assert "worse than trained? Yes: after n = 5 pairs" in " ".join(done.stdout.split())
     assert "written: page/report.md" in done.stdout
     page = (tmp_path / "page/report.md").read_text()
     assert "## Pair by pair" in page and "python -m pretrain compare-losses" in page

@@ -16,9 +16,13 @@ from pretrain.errors import UserError
     ("question", "yes", "no", "answer"),
     [
         ("better", (-0.5, -0.1), (-0.1, 0.1), "yes"),
+        ("better", (-0.5, -0.01), (-0.5, -0.01), None),
+        ("better", (-0.015, -0.01), (-0.015, -0.01), "no"),
         ("better", (-0.5, 0.0), (-0.04, 0.1), None),
         ("better", (-0.5, 0.0), (-0.01, 0.1), "no"),
         ("worse", (0.1, 0.5), (0.0, 0.1), "yes"),
+        ("worse", (0.01, 0.5), (0.01, 0.5), None),
+        ("worse", (0.01, 0.015), (0.01, 0.015), "no"),
         ("worse", (0.0, 0.5), (-0.5, 0.03), None),
         ("worse", (0.0, 0.5), (-0.5, 0.01), "no"),
         ("within", (-0.01, 0.01), (-1, 1), "yes"),
@@ -42,12 +46,26 @@ def test_the_edges_are_not_part_of_an_answer() -> None:
     assert one.answer((upper, 1.0), (upper, 1.0)) is None
     assert one.answer((-1.0, lower), (-1.0, lower)) is None
     worse = Hypothesis("new", "worse", 2.0, "old")
-    assert worse.answer((0.0, 1.0), (-1.0, upper)) is None
+    assert worse.answer((upper, 1.0), (-1.0, upper)) is None
     better = Hypothesis("new", "better", 2.0, "old")
-    assert better.answer((-1.0, 0.0), (lower, 1.0)) is None
-    assert better.answered("no", "") == "Is new better than old? No, not by 2 %"
+    assert better.answer((-1.0, lower), (lower, 1.0)) is None
+    assert better.answered("no", "") == "Is new more than 2 % better than old? No"
     assert str(Hypothesis.parse("new within 0.5% of old")) == "new within 0.5 % of old"
     assert one.answered("no", "") == "Is new within ± 2 % of old? No"
+
+
+@pytest.mark.parametrize(("question", "sign"), [("better", -1), ("worse", 1)])
+def test_without_a_margin_any_difference_is_the_claim(question: str, sign: int) -> None:
+    claim = Hypothesis.parse(f"new {question} than old")
+    assert claim == Hypothesis("new", question, 0.0, "old")
+    assert str(claim) == f"new {question} than old"
+    small, large = sorted((sign * 0.001, sign * 0.5))
+    assert claim.answer((small, large), (small, large)) == "yes"
+    assert claim.answer((-large, -small), (-large, -small)) == "no"
+    assert claim.answer((-0.1, 0.1), (-0.1, 0.1)) is None
+    assert claim.answered("yes", "") == f"Is new {question} than old? Yes"
+    with pytest.raises(UserError, match="must be above 0"):
+        Hypothesis.parse("new within of old")
 
 
 def test_a_seed_that_changes_otherwise_than_the_runs_own_cannot_be_sealed() -> None:

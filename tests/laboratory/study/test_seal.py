@@ -15,11 +15,12 @@ import yaml
 
 from laboratory.compare.compare_runs import compare_runs
 from laboratory.runs.finished import FinishedRun
+from laboratory.study.gaps import p_value
 from laboratory.study.hypothesis import Hypothesis
 from laboratory.study.seal import Seal
 from laboratory.study.sealed import Measure, Sealed
 from laboratory.study.sequential import decide
-from laboratory.study.verdict import SEQUENTIAL, fixed_rule, gap_at_end, p_value, verdicts
+from laboratory.study.verdict import SEQUENTIAL, fixed_rule, gap_at_end, verdicts
 from laboratory.sweep.grid import Grid, read_grid
 from laboratory.sweep.plan import PlannedRun, plan_sweep, seal_plan
 from pretrain.config.sources import dump_yaml, parse_overrides
@@ -417,6 +418,17 @@ def test_a_seal_without_its_hash_is_none_and_a_rule_of_another_version_judges_no
     )
 
 
+def test_a_hit_is_a_difference_of_more_than_the_margin() -> None:
+    """Of 1.5 %, give or take: more than 1 %, less than 2 %, and not shown to be either of 1.5."""
+    campaign = fabricated((0.0145, 0.0155, 0.015, 0.0147, 0.0153))
+    sealed = campaign.seal.sealed
+    margins = ((0.0, "HIT"), (1.0, "HIT"), (1.5, "not decided by these runs"), (2.0, "MISS"))
+    for margin, word in margins:
+        claims = [Hypothesis("new", "worse", margin, "old")]
+        seal = replace(campaign.seal, sealed=with_(sealed, hypotheses=claims))
+        assert f"Hypothesis '{claims[0]}': {word}." in said(replace(campaign, seal=seal)), margin
+
+
 def test_strangers_have_the_name_or_the_settings_of_a_sealed_design() -> None:
     def other(name: str, seed: int, variant: str) -> FinishedRun:
         run = made_run(name, seed, 4.0)
@@ -450,7 +462,8 @@ def test_the_correction_is_over_the_hypotheses_of_the_seal_whatever_is_compared(
     seal = made_seal(5, designs)
     claims = seal.sealed.hypotheses
     old = [4.0] * 5
-    new = [4.0 + gap for gap in (0.001, 0.012, 0.004, 0.02, 0.013)]
+    edge = claims[0].edges[1]
+    new = [4.0 + edge + gap for gap in (0.001, 0.012, 0.004, 0.02, 0.013)]
     campaign = Campaign(seal, {"old": old, **dict.fromkeys(designs, new)})
     alone = replace(seal, sealed=with_(seal.sealed, hypotheses=claims[:1]))
     asked = ("tokens", [])
@@ -474,8 +487,13 @@ def test_p_values_are_the_t_tests_own_and_turn_with_the_interval() -> None:
     base = {seed: made_run("old", seed, 4.0) for seed in own}
     gap = gap_at_end(own, base)
     assert gap is not None and gap.t_p is not None and gap.high is not None
-    assert p_value(Hypothesis("new", "worse", 1.0, "old"), gap) == pytest.approx(gap.t_p)
+    assert p_value(Hypothesis("new", "worse", 0.0, "old"), gap) == pytest.approx(gap.t_p)
     assert p_value(Hypothesis("new", "better", 1.0, "old"), gap) == 1.0
+    # The margin is what is tested: the p value is that of the differences beyond it.
+    beyond = {seed: made_run("old", seed, 4.0 + np.log(1.01)) for seed in own}
+    shifted = gap_at_end(own, beyond)
+    assert shifted is not None
+    assert p_value(Hypothesis("new", "worse", 1.0, "old"), gap) == pytest.approx(shifted.t_p)
     edge = 100 * (np.exp(gap.high) - 1)
     within = Hypothesis("new", "within", float(edge), "old")
     assert p_value(within, gap) == pytest.approx(0.05)

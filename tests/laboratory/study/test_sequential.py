@@ -63,10 +63,10 @@ def test_the_first_answer_stays_whatever_comes_after() -> None:
 
 @pytest.mark.distributed
 def test_planned_pairs_answer_yes_in_95_percent() -> None:
-    """Simulated at the planned effect: a gap of the margin at d_z = 1, and no gap for `within`."""
+    """Simulated at the planned effect: a gap of twice the margin, and no gap for `within`."""
     margin = -math.log(0.98)
     generator = np.random.default_rng(4)
-    for hypothesis, truth in ((BETTER, math.log(0.98)), (WITHIN, 0.0)):
+    for hypothesis, truth in ((BETTER, 2 * math.log(0.98)), (WITHIN, 0.0)):
         needed = pairs_needed(margin, hypothesis)
         assert 13 < needed < 40
         trials = truth + margin * generator.standard_normal((400, needed))
