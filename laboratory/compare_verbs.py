@@ -68,7 +68,7 @@ def compare(
     command = compare_command(runs, comparison, out)
     command += [("--prompt", text) for text in prompt or []]
     command += [("--sample-tokens", str(sample_tokens))] if prompt else []
-    write_comparison(
+    events = write_comparison(
         comparison, out, command, _model_texts(comparison, prompt or [], sample_tokens)
     )
     print_comparison(comparison, Console(width=get_terminal_size((100, 24)).columns))
@@ -81,9 +81,7 @@ def compare(
         if which("tensorboard")
         else min(tensorboard, os.path.relpath(tensorboard), key=len)
     )
-    typer.echo(
-        f"report: {out / 'report.html'}\nTensorBoard: {tensorboard} --logdir {out / 'tensorboard'}"
-    )
+    typer.echo(f"report: {out / 'report.html'}\nTensorBoard: {tensorboard} --logdir {events}")
 
 
 def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> list[ModelText]:

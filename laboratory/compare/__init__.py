@@ -10,6 +10,7 @@ trend          change of the gap with a subject that is a number
 tables         tables for the report and the terminal
 figures        figures of the training loss and the gap
 loss_files     losses of other trainers, from tables and metric files
+event_files    scalars of TensorBoard's event files, without dead attempts
 losses         these compared: questions, their answers, report
 report         the page, the terminal's summary, TensorBoard links; writes everything
 """

@@ -18,12 +18,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.home import expand_home
+from laboratory.compare.event_files import read_points
 from pretrain.errors import UserError
-from pretrain.runs.tags import VALIDATION_LOSS
 
 NAMES = ("name", "model", "variant", "run", "design", "arm")
 """Columns that hold names, the first that is there."""
@@ -41,6 +42,11 @@ _FORMATS = (
     "a CSV or JSON lines, with columns name, seed, loss or of one run's metrics, nor Hugging "
     f"Face's {STATE}, nor an event file of TensorBoard"
 )
+_NOTHING = (None, "")
+"""Values of a record that has no number there."""
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+|nan|inf|infinity)(e[+-]?\d+)?\s*", re.ASCII | re.I)
+"""A number as text; Python alone reads 1_000 too."""
+_WHOLE = re.compile(r"([+-]?\d{1,18})(\.0*)?", re.ASCII)
 _LARGEST = 1e6
 """No loss in nats or bits is larger; squares of such numbers are finite."""
 _SEED = re.compile(r"[-_./ (]*(?<![A-Za-z0-9])seed[-_= ]?(\d{1,18})(?!\d)", re.IGNORECASE)
@@ -132,7 +138,10 @@ def number(value: Any, label: str) -> float:
     """
     try:
         # bool is a subclass of int, and True is no loss of 1.
-        loss = float("" if isinstance(value, bool) else value)
+        is_number = not isinstance(value, bool) and (
+            not isinstance(value, str) or _NUMBER.fullmatch(value)
+        )
+        loss = float(value if is_number else "")
     except (TypeError, ValueError, OverflowError):
         raise UserError(
             f"{label} is {str(value)[:40]!r}, which is not a number; write it as 3.312"
@@ -141,6 +150,10 @@ def number(value: Any, label: str) -> float:
         raise UserError(
             f"{label} is {loss:g}, not a finite loss, and no mean has it; leave this seed out of "
             "all models, and say so"
+        )
+    if loss < 0:
+        raise UserError(
+            f"{label} is {loss:g}, but no loss of text is below 0; choose another metric"
         )
     return loss
 
@@ -177,6 +190,7 @@ def _losses_of(file: str, metric: str | None, column: str | None) -> list[Loss]:
             f"it has {_listed(keys)}"
         )
     chosen = _metric(keys, metric, path)
+    _refuse_lost_end(records, chosen)
     run = (match[1], int(match[2])) if match else _run_of(_names_in_path(path), str(path))
     return [_last(records, chosen, metric=chosen, run=run)]
 
@@ -209,17 +223,34 @@ def _of_table(
 
 def _last(records: Sequence[_Record], key: str, *, metric: str, run: tuple[str, int]) -> Loss:
     """Return the loss of the last record that has one."""
-    having = [record for record in records if record.values.get(key) not in (None, "")]
-    if key == VALIDATION_LOSS.tag:  # this program's own, whose null is a loss that is not finite
-        last = [record for record in records if key in record.values][-1]
-        if last.values[key] is None:
-            raise UserError(f"{last.origin}: {key} is null, not a finite loss; leave the run out")
+    having = [record for record in records if record.values.get(key) not in _NOTHING]
     return _loss((having or records)[-1], key, metric=metric, run=run)
+
+
+def _refuse_lost_end(records: Sequence[_Record], key: str) -> None:
+    """Refuse a curve that ends in null or in an empty cell: a loss that is not finite, as written.
+
+    Every row of a CSV has every column, so an empty cell may also be of a row of something else: it
+    is where other rows before the last loss lack one too, and where it has a number beside its
+    step.
+    """
+    measured = [record for record in records if key in record.values]
+    given = [record.values[key] not in _NOTHING for record in measured]
+    end = len(given) - given[::-1].index(True) if True in given else 0
+    for record in measured[end:]:
+        others = (name for name, value in record.values.items() if value not in _NOTHING)
+        is_of_another_kind = not all(given[:end]) and any(_plain(o) not in STEPS for o in others)
+        if record.values[key] is None or not is_of_another_kind:
+            what = "null" if record.values[key] is None else "empty"
+            raise UserError(
+                f"{record.origin}: {key} is {what}, not a finite loss; leave the run out, or this "
+                "record if nothing was measured there"
+            )
 
 
 def _loss(record: _Record, key: str, *, metric: str, run: tuple[str, int]) -> Loss:
     value = record.values.get(key)
-    if value in (None, ""):
+    if value in _NOTHING:
         raise UserError(f"{record.origin} has no {key}; add it, or leave the run out")
     steps = [name for name in record.values if _plain(name) in STEPS]
     steps.sort(key=lambda name: _plain(name) == "epoch")  # the last: a step says more
@@ -293,11 +324,12 @@ def whole(value: Any, origin: str) -> int:
         UserError: the value is not a whole number.
     """
     text = "" if isinstance(value, bool) else str(value).strip()
-    if match := re.fullmatch(r"([+-]?\d{1,18})(\.0*)?", text):
+    if match := _WHOLE.fullmatch(text):
         return int(match[1])
     raise UserError(f"{origin}: the seed is {text[:40]!r}, which is not a whole number")
 
 
+@lru_cache(maxsize=10_000)  # the names of columns come again in every record
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
@@ -321,9 +353,9 @@ def _read(path: Path) -> list[_Record]:
                 f"{path} is a directory with neither event files of TensorBoard nor a {STATE}; "
                 "give a file"
             )
-        return _events(events) if events else _read(path / STATE)
+        return _of_events(events) if events else _read(path / STATE)
     if "tfevents" in path.name and os.path.isfile(path):
-        return _events([path])
+        return _of_events([path])
     try:
         # Excel begins a CSV with a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
@@ -341,16 +373,13 @@ def _read(path: Path) -> list[_Record]:
 
 def _of_json(text: str, path: Path) -> list[_Record]:
     """Return the objects of JSON lines, of a list, or of the history of a trainer's state."""
-    try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
-        lines = enumerate(text.split("\n"), start=1)
+    content = _parsed(text, str(path))
+    if content is None:
+        lines = {f"{path}, line {index}": line for index, line in enumerate(text.split("\n"), 1)}
         return [
-            _record(_object(line), f"{path}, line {line_number}")
-            for line_number, line in lines
-            if line.strip()
+            _record(_parsed(line, origin), origin) for origin, line in lines.items() if line.strip()
         ]
-    history = whole.get("log_history", [whole]) if isinstance(whole, dict) else whole
+    history = content.get("log_history", [content]) if isinstance(content, dict) else content
     if not isinstance(history, list):
         raise UserError(f"{path}: log_history is not a list; give a {STATE} of Hugging Face")
     return [
@@ -358,9 +387,24 @@ def _of_json(text: str, path: Path) -> list[_Record]:
     ]
 
 
-def _object(line: str) -> Any:
+def _parsed(text: str, origin: str) -> Any:
+    """Return the value of a JSON text with NaN as trainers write it; None if it is none.
+
+    Raises:
+        UserError: an object has a key twice, of which the last would win.
+    """
+
+    def content_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        if len(content := dict(pairs)) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in content if keys.count(key) > 1)
+            raise UserError(f"{origin} has the key '{twice}' twice in one object; leave one")
+        return content
+
     try:
-        return json.loads(line)
+        return json.loads(text, object_pairs_hook=content_of)
+    except UserError:
+        raise
     except (ValueError, RecursionError):
         return None
 
@@ -403,24 +447,9 @@ def _rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{path}, line {reader.line_num}: {error}; fix the CSV") from None
 
 
-def _events(paths: Sequence[Path]) -> list[_Record]:
-    """Return all scalars of event files by step; at equal steps a later file comes last."""
-    from google.protobuf.message import DecodeError
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-    from tensorboard.util.tensor_util import make_ndarray
-
-    by_step: list[tuple[int, _Record]] = []
-    for path in paths:
-        try:
-            for event in EventFileLoader(str(path)).Load():
-                for value in event.summary.value:
-                    if value.metadata.plugin_data.plugin_name == "scalars":
-                        values = {"step": event.step, value.tag: make_ndarray(value.tensor).item()}
-                        by_step.append((event.step, _Record(f"{path}, step {event.step}", values)))
-        except (OSError, DecodeError, ValueError) as error:
-            raise UserError(
-                f"{path} is not a readable event file of TensorBoard ({error})"
-            ) from None
-    if not by_step:
-        raise UserError(f"{paths[0]} has no scalar; give the event file of a run")
-    return [record for _, record in sorted(by_step, key=lambda pair: pair[0])]
+def _of_events(paths: Sequence[Path]) -> list[_Record]:
+    """Return the scalars of a run's event files, each as a record."""
+    return [
+        _Record(f"{point.path}, step {point.step}", {"step": point.step, point.tag: point.value})
+        for point in read_points(paths)
+    ]

@@ -90,16 +90,23 @@ def write_comparison(
     out: Path,
     command: Sequence[Sequence[str]],
     texts: Sequence[ModelText] = (),
-) -> None:
+) -> Path:
     """Write all files of a comparison, each whole or not at all.
 
     Args:
         out: directory, made if missing.
         command: Command that made the report, cut where a line may break.
         texts: Texts that models wrote.
+
+    Returns:
+        Directory for TensorBoard: the links, or the runs' own where a file system has no links.
     """
     write(comparison_document(comparison, command, texts), out)
-    link_event_files(comparison, out / "tensorboard")
+    try:
+        link_event_files(comparison, out / "tensorboard")
+    except OSError:  # exFAT, SMB and others; or real directories in the place of links
+        return Path(os.path.commonpath([run.path.absolute() for run in comparison.groups.runs]))
+    return out / "tensorboard"
 
 
 def compare_command(

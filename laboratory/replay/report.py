@@ -30,18 +30,9 @@ SHOWN, LETTERS = 10, 70
 """Rows, and letters of a document, on the terminal; the page has all documents whole."""
 BEFORE = 2
 """Steps before the first recorded difference whose states are compared too."""
-_NO_CAUSE = frozenset(
+_NO_CAUSE = {"seals"}.union(
     # branched_from: schedule.branch_from says it
-    [
-        "started",
-        "host",
-        "first_step",
-        "changes",
-        "run.name",
-        "run.directory",
-        "branched_from",
-        "seals",
-    ]
+    ["started", "host", "first_step", "changes", "run.name", "run.directory", "branched_from"]
 )
 
 

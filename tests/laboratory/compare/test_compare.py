@@ -366,6 +366,21 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
     assert {str(Path(path).relative_to(links)) for path in seen} == wanted
 
 
+def test_where_no_link_can_be_made_tensorboard_is_sent_to_the_runs(tmp_path: Path) -> None:
+    """As after a copy to a file system without links, which has directories in their place."""
+    paths = sweep(tmp_path / "runs")[:2]
+    for path in paths:
+        (path / "tensorboard").mkdir()
+    comparison = compare_runs(paths, "vanilla")
+    out = tmp_path / "out"
+    copied = out / "tensorboard/vanilla/seed-0/kept"
+    assert write_comparison(comparison, out, COMMAND) == out / "tensorboard"
+    copied.parent.unlink()
+    copied.mkdir(parents=True)
+    assert write_comparison(comparison, out, COMMAND) == tmp_path / "runs"
+    assert copied.is_dir() and (out / "report.html").is_file()
+
+
 def test_json_holds_every_number_and_null_where_there_is_none(tmp_path: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from scipy import stats
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -44,8 +44,14 @@ def state(*records: dict[str, Any]) -> str:
     return json.dumps({"epoch": 1.0, "global_step": 500, "log_history": records}, indent=2)
 
 
-def events(directory: Path, *values: tuple[int, str, float]) -> str:
-    writer = EventFileWriter(str(directory))
+def events(
+    directory: Path, *values: tuple[int, str, float], suffix: str = "", session: int | None = None
+) -> str:
+    """Write an event file, that of an attempt from step `session` on if it marks its start."""
+    writer = EventFileWriter(str(directory), filename_suffix=suffix)
+    if session is not None:
+        mark = SessionLog(status=SessionLog.START)
+        writer.add_event(Event(step=session, session_log=mark))
     for step, tag, value in values:
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
         writer.add_event(Event(step=step, summary=summary))
@@ -126,9 +132,40 @@ def test_this_program_s_own_records_end_at_their_last_validation(tmp_path: Path)
     lines = ['{"step": 1, "loss/valid": 5.5}', '{"step": 2, "loss/train": 5.0}']
     path.write_text("\n".join(lines))
     assert [loss.value for loss in read_losses([str(path)])] == [5.5]
-    path.write_text("\n".join([*lines, '{"step": 3, "loss/valid": null}']))
-    with pytest.raises(UserError, match=r"line 3: loss/valid is null, not a finite loss"):
-        read_losses([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "a-seed1.jsonl",
+            '{"step": 1, "loss/valid": 5.5}\n{"step": 2}\n{"step": 3, "loss/valid": null}',
+            "line 3: loss/valid is null",
+        ),
+        (
+            "trainer_state.json",
+            state({"step": 1, "eval_loss": 3.5}, {"step": 2, "eval_loss": None}, {"step": 2}),
+            "record 2: eval_loss is null",
+        ),
+        ("a-seed1.csv", "step,eval_loss\n1,3.5\n2,\n", "line 3: eval_loss is empty"),
+        ("a-seed1.csv", "step,loss,eval_loss\n1,4,3.5\n2,4,\n", "line 3: eval_loss is empty"),
+        ("a-seed1.csv", "step,loss,eval_loss\n1,4,\n2,,3.5\n3,,\n", "line 4: eval_loss is empty"),
+        ("a-seed1.csv", "step,loss,eval_loss\n1,4,\n2,4,\n", "line 2: eval_loss is empty"),
+    ],
+)
+def test_a_curve_that_ends_in_nothing_is_not_judged_by_the_value_before(
+    name: str, text: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=f"{said}, not a finite loss"):
+        read_losses([file(tmp_path, text, f"a-seed1/{name}")])
+
+
+def test_rows_of_something_else_behind_the_last_loss_are_not_its_end(tmp_path: Path) -> None:
+    """As loggers write them that have a row for each kind of metric."""
+    text = "epoch,step,loss,val_loss\n0,1,4,\n0,1,,3.5\n0,2,3.9,\n"
+    assert found(f"a:1={file(tmp_path, text)}") == {"a": {1: 3.5}}
+    rows = [{"step": 1, "eval_loss": None}, {"step": 2, "eval_loss": 3.5}, {"step": 2, "loss": 4}]
+    assert found(f"a:1={file(tmp_path, state(*rows))}") == {"a": {1: 3.5}}
 
 
 def test_a_loss_of_a_byte_is_shown_in_bits() -> None:
@@ -199,6 +236,17 @@ def test_losses_of_any_size_and_number_have_a_page() -> None:
         ),
         ('{"eval_loss": 1, "step": 2}', "does not say name and seed, as 'baseline-seed_1' does"),
         ('{"log_history": 5}', "log_history is not a list"),
+        (TABLE.replace("3.377", "1_000"), "line 8: loss is '1_000', which is not a number"),
+        (TABLE.replace("3.377", "٣"), "line 8: loss is '٣', which is not a number"),
+        (TABLE.replace("3.377", "-3"), "line 8: loss is -3, but no loss of text is below 0"),
+        (
+            '{"name": "a", "seed": 1, "loss": 3}\n{"name": "b", "seed": 1, "loss": 3, "loss": 2}',
+            "line 2 has the key 'loss' twice in one object",
+        ),
+        (
+            '[{"name": "a", "seed": 1, "loss": 3, "x": {"y": 1, "y": 2}}]',
+            "losses.csv has the key 'y' twice in one object",
+        ),
     ],
 )
 def test_bad_tables_are_refused_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
@@ -213,7 +261,7 @@ def test_files_that_are_nothing_of_the_kind_are_refused(tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     for name, said in (
         ("image.png", "is not text in UTF-8, so it is neither a CSV or JSON lines"),
-        ("events.out.tfevents.1", "has no scalar"),
+        ("events.out.tfevents.1", "is not an event file of TensorBoard, or is damaged ("),
         ("nothing", "is a directory with neither event files"),
         ("missing.csv", "cannot be read (No such file or directory)"),
     ):
@@ -225,6 +273,53 @@ def test_files_that_are_nothing_of_the_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has loss and \S+ line 2 has val_bpb; choose one"):
         other = file(tmp_path, "name,seed,val_bpb\nx,1,0.9\n", "bits.csv")
         read_losses([file(tmp_path, TABLE), other])
+
+
+CURVE = [(step, "eval/loss", 9.0 - step / 200) for step in range(100, 1001, 100)]
+
+
+@pytest.mark.parametrize("first", [0, None])
+def test_the_last_value_is_not_of_an_attempt_that_died(first: int | None, tmp_path: Path) -> None:
+    """Which went on to step 1,000, while the run was resumed from 500 and ended at 900."""
+    run = tmp_path / "a-seed1"
+    events(run, *CURVE, suffix=".1", session=first)
+    resumed = [(step, tag, value + 0.5) for step, tag, value in CURVE if 500 < step <= 900]
+    events(run, *resumed, suffix=".2", session=501)
+    (loss,) = read_losses([run])
+    assert (loss.value, loss.step) == (5.0, 900)
+
+
+def test_attempts_that_do_not_say_which_is_the_last_are_refused(tmp_path: Path) -> None:
+    run = tmp_path / "a-seed1"
+    events(run, *CURVE, suffix=".1")
+    events(run, *CURVE[5:9], suffix=".2")
+    with pytest.raises(UserError, match=r"ends with eval/loss at step 1000, the later .*step 900"):
+        read_losses([run])
+    events(run, *CURVE[5:], suffix=".3")
+    (loss,) = read_losses([run])
+    assert loss.step == 1000
+
+
+@pytest.mark.parametrize("place", [0, 8, 12, 60, 300, -3])
+def test_a_flipped_bit_in_an_event_file_is_found(place: int, tmp_path: Path) -> None:
+    run = Path(events(tmp_path / "a-seed1", *CURVE))
+    (path,) = run.iterdir()
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"is not an event file of TensorBoard, or is damaged"):
+        read_losses([run])
+
+
+def test_a_cut_event_file_is_refused_unless_a_later_one_continues_it(tmp_path: Path) -> None:
+    run = Path(events(tmp_path / "a-seed1", *CURVE[:6], suffix=".1"))
+    (path,) = run.iterdir()
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(UserError, match="truncated record"):
+        read_losses([run])
+    events(run, *CURVE[5:], suffix=".2")
+    (loss,) = read_losses([run])
+    assert loss.step == 1000
 
 
 def test_requests_that_make_no_sense_are_refused() -> None:
