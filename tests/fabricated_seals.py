@@ -18,6 +18,8 @@ from pretrain.runs.curves import RunCurves
 from pretrain.runs.seals import content_digest
 
 DIRECTORY = Path("/campaign")
+RAW = {"settings": {"new": design_settings({})}}
+"""Content of the file of a seal, as far as the keys of its settings and its hash go."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def made_run(name: str, seed: int, loss: float) -> FinishedRun:
         environment={
             "git_commit": "c",
             "started": "2099-01-01T00:00:00+0000",
-            "seals": [content_digest({})],
+            "seals": [content_digest(RAW)],
         },
         data_fingerprint="d",
         validation_tokens={},
@@ -107,4 +109,4 @@ def made_seal(pairs: int, variants: Sequence[str] = ("new",), trial: bool = Fals
         sealed="2026-01-01T00:00:00+0000",
         earlier_seals=[],
     )
-    return Seal(DIRECTORY / "seals/0.json", DIRECTORY, sealed, raw={}, intact=True)
+    return Seal(DIRECTORY / "seals/0.json", DIRECTORY, sealed, raw=RAW, intact=True)

@@ -11,14 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from laboratory.compare.comparability import (
-    find_subjects,
-    length_notes,
-    refuse_incomparable,
-    seed_notes,
-    settings_notes,
-    shapes_of_labels,
-)
+from laboratory.compare import comparability
 from laboratory.compare.comparison import Comparison, Variant, measured_cost
 from laboratory.compare.compute import (
     Lengths,
@@ -67,10 +60,10 @@ def compare_runs(
     """
     refuse_twice(paths)
     runs = named_apart([read_finished_run(path) for path in paths])
-    values = find_subjects(runs, subjects)
+    values = comparability.find_subjects(runs, subjects)
     labels = [arm_of(run.config["run"]["name"]) for run in runs] if by == "names" else None
-    shapes = shapes_of_labels(runs, labels) - values.keys() if labels else set()
-    refuse_incomparable(runs, values.keys() | shapes, match)
+    shapes = comparability.shapes_of_labels(runs, labels) - values.keys() if labels else set()
+    comparability.refuse_incomparable(runs, values.keys() | shapes, match)
     groups = group_runs(runs, baseline, values, labels=labels)
     lengths = runs_by_length(groups, runs, values)
     # Runs of a group differ in seeds alone, so the first stands for all.
@@ -91,9 +84,9 @@ def compare_runs(
         notes=(
             *_sample_notes(variants),
             *trend_notes,
-            *length_notes(runs, values),
-            *seed_notes(groups),
-            *settings_notes(groups, values, shapes),
+            *comparability.length_notes(runs, values),
+            *comparability.seed_notes(groups),
+            *comparability.settings_notes(groups, values, shapes),
             *_theory_notes(variants),
         ),
         groups=groups,

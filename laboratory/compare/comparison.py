@@ -17,16 +17,8 @@ from laboratory.runs.finished import FinishedRun, ModelSize, StateBytes
 from laboratory.study.gaps import PairedGap
 from laboratory.study.seeds import Groups
 from pretrain.reporting.text import Spread
+from pretrain.runs import tags
 from pretrain.runs.curves import WARM_UP, Floats
-from pretrain.runs.tags import (
-    DEVICE_BYTES,
-    HFU,
-    HOST_BYTES,
-    MFU,
-    STEP_SECONDS,
-    TOKENS_PER_SECOND,
-    Metric,
-)
 
 
 @dataclass(frozen=True)
@@ -70,14 +62,14 @@ class Cost:
 def measured_cost(runs: Sequence[FinishedRun]) -> Cost:
     """Summarise the runs of one variant."""
     return Cost(
-        step_seconds=_steady(runs, STEP_SECONDS),
-        tokens_per_second=_steady(runs, TOKENS_PER_SECOND),
-        mfu=_steady(runs, MFU),
-        hfu=_steady(runs, HFU),
+        step_seconds=_steady(runs, tags.STEP_SECONDS),
+        tokens_per_second=_steady(runs, tags.TOKENS_PER_SECOND),
+        mfu=_steady(runs, tags.MFU),
+        hfu=_steady(runs, tags.HFU),
         size=ModelSize(*_medians([run.size for run in runs])),
         states=StateBytes(*_medians([run.states for run in runs])),
-        peak_device_bytes=_peak(runs, DEVICE_BYTES),
-        peak_host_bytes=_peak(runs, HOST_BYTES),
+        peak_device_bytes=_peak(runs, tags.DEVICE_BYTES),
+        peak_host_bytes=_peak(runs, tags.HOST_BYTES),
     )
 
 
@@ -97,12 +89,12 @@ def quartiles(values: Floats) -> Quartiles | None:
     return Quartiles(n=len(finite), median=float(median), low=float(low), high=float(high))
 
 
-def _steady(runs: Sequence[FinishedRun], metric: Metric) -> Quartiles | None:
+def _steady(runs: Sequence[FinishedRun], metric: tags.Metric) -> Quartiles | None:
     parts = [run.curves[metric][run.curves.after(WARM_UP * run.result.steps)] for run in runs]
     return quartiles(np.concatenate(parts))
 
 
-def _peak(runs: Sequence[FinishedRun], metric: Metric) -> int | None:
+def _peak(runs: Sequence[FinishedRun], metric: tags.Metric) -> int | None:
     peaks = [np.nanmax(run.curves[metric]) for run in runs if np.isfinite(run.curves[metric]).any()]
     return round(float(np.median(peaks))) if peaks else None
 

@@ -17,6 +17,7 @@ from laboratory.compare.figures import gap_figure
 from laboratory.compare.loss_files import Loss, by_model, number, read_losses, whole
 from laboratory.compare.report import gap_definitions
 from laboratory.reporting.plots import in_lines
+from laboratory.study import sequential, tables
 from laboratory.study.gaps import (
     BITS,
     NATS,
@@ -27,40 +28,15 @@ from laboratory.study.gaps import (
     p_value,
     paired_gaps,
 )
-from laboratory.study.hypothesis import Hypothesis
+from laboratory.study.hypothesis import QUESTIONS, Hypothesis
 from laboratory.study.report import Block, Document, Picture, write
-from laboratory.study.sequential import (
-    FIRST,
-    LAST,
-    STOPPING_RULE,
-    Decision,
-    decide,
-    look_table,
-    pairs_needed,
-    verdict,
-)
-from laboratory.study.tables import (
-    EFFECT,
-    GAP,
-    INTERVAL,
-    LIES_WITHIN,
-    PAIRS,
-    PERPLEXITY,
-    T_HOLM,
-    TESTS,
-    GapColumn,
-    GapRow,
-    gap_sentence,
-    gap_table,
-)
 from pretrain.errors import UserError
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import mean_sd, spread
 
 SCALES = {"nats": NATS, "bits": BITS}
-QUESTIONS = ("better", "worse", "within")
-_LONG = (PAIRS, GAP, INTERVAL, PERPLEXITY, LIES_WITHIN, EFFECT, *TESTS)
-_SHORT = (PAIRS, GAP, INTERVAL, PERPLEXITY, T_HOLM)
+_SHORT = (tables.PAIRS, tables.GAP, tables.INTERVAL, tables.PERPLEXITY, tables.T_HOLM)
+_LONG = (*_SHORT[:-1], tables.LIES_WITHIN, tables.EFFECT, *tables.TESTS)
 
 
 @dataclass(frozen=True)
@@ -101,7 +77,7 @@ class LossComparison:
 
     def document(self) -> Document:
         """Return page, JSON, figure and terminal output."""
-        sentences = [gap_sentence(name, gap) for name, gap in self.gaps.items()]
+        sentences = [tables.gap_sentence(name, gap) for name, gap in self.gaps.items()]
         sentences += [*map(self._verdict, self.claims), *self.notes]
         seeds = sorted(self.losses[self.baseline])
         headline = (
@@ -120,7 +96,7 @@ class LossComparison:
         if self.sequential:
             page.append("## Pair by pair")
             page += [block for name in self.claims for block in self._looks(name)]
-            page.append(f"Rule: {STOPPING_RULE}.")
+            page.append(f"Rule: {sequential.STOPPING_RULE}.")
         page += ["## How the numbers are made", self._definitions()]
         if self.command:
             page += ["## Made by", f"```\n{shlex.join(self.command)}\n```"]
@@ -136,13 +112,13 @@ class LossComparison:
             content_file="comparison.json",
         )
 
-    def _gaps(self, columns: Sequence[GapColumn], *, claims: bool = False) -> Table:
-        rows = [GapRow((name,), gap) for name, gap in self.gaps.items()]
+    def _gaps(self, columns: Sequence[tables.GapColumn], *, claims: bool = False) -> Table:
+        rows = [tables.GapRow((name,), gap) for name, gap in self.gaps.items()]
         titled = [
-            replace(column, title=f"gap, {self.scale.unit}") if column is GAP else column
+            replace(column, title=f"gap, {self.scale.unit}") if column is tables.GAP else column
             for column in columns
         ]
-        return gap_table(("model",), rows, titled, claims=claims)
+        return tables.gap_table(("model",), rows, titled, claims=claims)
 
     def _losses(self) -> Table:
         """Return mean and deviation of each model, and every loss."""
@@ -153,9 +129,9 @@ class LossComparison:
             rows.append((name, mean_sd(spread(shown), 4), *(f"{loss:.4f}" for loss in shown)))
         return Table(("model", "mean ± sd", *(f"seed {seed}" for seed in seeds)), rows)
 
-    def _decision(self, name: str) -> Decision:
+    def _decision(self, name: str) -> sequential.Decision:
         """Return the decision of a model's trial; pairs after the last look do not count."""
-        return decide(self.gaps[name].differences[:LAST], self.claims[name])
+        return sequential.decide(self.gaps[name].differences[: sequential.LAST], self.claims[name])
 
     def _verdict(self, name: str) -> str:
         claim = self.claims[name]
@@ -164,19 +140,19 @@ class LossComparison:
             answer = claim.answered(self.answers[name], "Not decided")
             return f"{answer}, by interval and test of {gap.n} pairs."
         decision = self._decision(name)
-        if decision.n < FIRST:
-            undecided = f"Not decided: a trial is first judged after {FIRST} pairs"
+        if decision.n < sequential.FIRST:
+            undecided = f"Not decided: a trial is first judged after {sequential.FIRST} pairs"
             return f"{claim.answered(None, undecided)}, and there are {decision.n}."
-        needed = pairs_needed(decision.sd, claim)
+        needed = sequential.pairs_needed(decision.sd, claim)
         undecided = f"Not decided yet (a true yes is seen after {needed} pairs in 95 % of trials)"
-        if decision.n == LAST:
-            undecided = f"Not decided, and the rule ends after {LAST} pairs"
-        return f"{verdict(claim, decision, undecided)}."
+        if decision.n == sequential.LAST:
+            undecided = f"Not decided, and the rule ends after {sequential.LAST} pairs"
+        return f"{sequential.verdict(claim, decision, undecided)}."
 
     def _looks(self, name: str) -> list[Block]:
         seeds = self.gaps[name].seeds[: self._decision(name).n]
         pairs = [(self.losses[self.baseline][seed], self.losses[name][seed]) for seed in seeds]
-        return [look_table(self.claims[name], seeds, pairs, self.scale)]
+        return [sequential.look_table(self.claims[name], seeds, pairs, self.scale)]
 
     def _definitions(self) -> list[str]:
         unit = "In bits per byte, the perplexity is that of a byte: 2 to the power of the loss."
@@ -241,7 +217,8 @@ def compare_losses(
         UserError: a file cannot be read, a loss is not finite, there is one model only, or a model
             lacks a seed that the baseline has.
     """
-    _check_question(question, sequential)
+    if sequential and question is None:
+        raise UserError(f"--sequential needs a --question, one of {', '.join(QUESTIONS)}")
     notes: list[str] = []
     if not isinstance(losses, Mapping):
         files = [losses] if isinstance(losses, str | os.PathLike) else losses
@@ -256,8 +233,9 @@ def compare_losses(
     if len(values) < 2:
         raise UserError(f"a comparison needs two models; here is {', '.join(values) or 'none'}")
     base = next(iter(values)) if baseline is None else baseline
+    if base in values:
+        _refuse_unpaired(values, base)
     gaps = paired_gaps(values, base, scale)
-    _refuse_unpaired(values, base)
     asked = {name: Hypothesis(name, question, margin, base) for name in gaps if question}
     comparison = LossComparison(
         baseline=base,
@@ -271,13 +249,6 @@ def compare_losses(
     if out is not None:
         write(comparison.document(), Path(out))
     return comparison
-
-
-def _check_question(question: str | None, sequential: bool) -> None:
-    if question is not None and question not in QUESTIONS:
-        raise UserError(f"there is no question '{question}'; give one of {', '.join(QUESTIONS)}")
-    if sequential and question is None:
-        raise UserError(f"--sequential needs a --question, one of {', '.join(QUESTIONS)}")
 
 
 def _in_nats(
@@ -299,9 +270,15 @@ def _refuse_unpaired(losses: Mapping[str, Mapping[int, float]], baseline: str) -
         for model, other in ((name, baseline), (baseline, name)):
             if lacking := sorted(losses[other].keys() - losses[model].keys()):
                 seeds = ", ".join(map(str, lacking))
+                remedy = "add it, or leave the seed out of all models"
+                if all(len(by_seed) == 1 for by_seed in losses.values()):
+                    remedy = (
+                        "each name has one run, so it may be the run's own: name the column of the "
+                        "models with --name COLUMN"
+                    )
                 raise UserError(
                     f"'{model}' has no loss of seed {seeds}, which '{other}' has; pairs need both: "
-                    "add it, or leave the seed out of all models"
+                    f"{remedy}"
                 )
 
 

@@ -20,23 +20,11 @@ from typing import Any
 
 from rich.console import Console
 
-from laboratory.compare import convergence
+from laboratory.compare import convergence, tables
 from laboratory.compare.comparability import common_flops
 from laboratory.compare.comparison import Comparison, Variant
 from laboratory.compare.compute import BASELINE_LENGTHS, LENGTHS, VALIDATIONS, Ratio
 from laboratory.compare.figures import figures
-from laboratory.compare.tables import (
-    compute_table,
-    convergence_table,
-    cost_summary,
-    cost_table,
-    gap_table,
-    quality_summary,
-    runs_table,
-    source_gap_table,
-    stability_table,
-    validation_table,
-)
 from laboratory.compare.trend import Trend, trend_sentence, trend_table
 from laboratory.runs.finished import FinishedRun
 from laboratory.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL, PairedGap, gap_content
@@ -203,8 +191,8 @@ def _inlined(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print two tables that fit 100 columns, and the summary sentences."""
-    tables = (quality_summary(comparison), cost_summary(comparison))
-    show((*_headlines(comparison), *tables, in_short(comparison)), console, lines=True)
+    summary = (tables.quality_summary(comparison), tables.cost_summary(comparison))
+    show((*_headlines(comparison), *summary, in_short(comparison)), console, lines=True)
 
 
 def report_page(
@@ -228,11 +216,11 @@ def report_page(
         Picture("loss"),
         "Steps and tokens to the training loss that the baseline's run of the same seed had at 25, "
         "50, 75 and 100 % of its tokens; in parentheses, tokens against the baseline's:",
-        convergence_table(comparison),
-        stability_table(comparison),
+        tables.convergence_table(comparison),
+        tables.stability_table(comparison),
         *_cost(comparison),
         "## Runs",
-        runs_table(comparison),
+        tables.runs_table(comparison),
         "## How the numbers are made",
         definitions(len(comparison.others), len(comparison.trends)),
         "## Made by",
@@ -355,20 +343,20 @@ def _counted(comparison: Comparison, variant: Variant) -> list[str]:
 
 
 def _quality(comparison: Comparison) -> list[Block]:
-    blocks: list[Block] = ["## Validation", validation_table(comparison)]
+    blocks: list[Block] = ["## Validation", tables.validation_table(comparison)]
     if comparison.others:
         title = "The gap to the baseline, paired by seed; positive is worse:"
-        blocks += [title, gap_table(comparison), Picture("gap")]
+        blocks += [title, tables.gap_table(comparison), Picture("gap")]
         if len(comparison.sources) > 1:
             title = "The gap by source, in nats per token (not tested):"
-            blocks += [title, source_gap_table(comparison)]
+            blocks += [title, tables.source_gap_table(comparison)]
     return blocks
 
 
 def _compute(comparison: Comparison) -> list[Block]:
     if not comparison.others:
         return []
-    return ["## Equal compute", compute_table(comparison), _prices(comparison)]
+    return ["## Equal compute", tables.compute_table(comparison), _prices(comparison)]
 
 
 def _texts(texts: Sequence[ModelText]) -> list[Block]:
@@ -412,7 +400,7 @@ def _trends(comparison: Comparison) -> list[Block]:
 def _cost(comparison: Comparison) -> list[Block]:
     blocks: list[Block] = ["## Cost"]
     for stratum in comparison.strata:
-        blocks += [f"### {stratum}" if stratum else "", cost_table(comparison, stratum)]
+        blocks += [f"### {stratum}" if stratum else "", tables.cost_table(comparison, stratum)]
     return blocks
 
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -130,29 +131,19 @@ class Seal:
             for key, value, step in run.earlier_settings
             if present_key(key) in was
         ][:_SHOWN_KEYS]
+        digest = content_digest(self.raw)
         starts = _starts(run.environment)
         first = starts[0]
         trunk = first.get("branched_from") or {}
         if "started" not in first or self._is_before(first["started"]):
             clauses.append(f"{run.name} began before, or does not say when")
-        elif self.intact and any(self._is_missed_by(start) for start in starts):
+        elif self.intact and any(digest not in start.get("seals", digest) for start in starts):
             clauses.append(f"{run.name} started without this seal beside it")
         elif trunk.get("started") and self._is_before(trunk["started"]):
             clauses.append(f"the trunk that {run.name} branched from began before")
-        elif self._is_beside_trunk(trunk) and self._is_missed_by(trunk):
-            clauses.append(
-                f"the trunk that {run.name} branched from started without this seal beside it"
-            )
         if run.data_fingerprint not in self.sealed.data:
             clauses.append(f"{run.name} has other data")
         return clauses
-
-    def _is_missed_by(self, start: Mapping[str, Any]) -> bool:
-        """Return whether a start of a run names the seals beside it, and not this one."""
-        return content_digest(self.raw) not in start.get("seals", [content_digest(self.raw)])
-
-    def _is_beside_trunk(self, trunk: Mapping[str, Any]) -> bool:
-        return self.intact and Path(trunk.get("run", "/")).resolve().parent == self.directory
 
     def _is_before(self, started: str) -> bool:
         """Return whether something started before the seal."""
@@ -191,17 +182,17 @@ class Seal:
         """
         clauses = []
         runs = [run for of_design in by_design.values() for run in of_design.values()]
-        starts = [_starts(run.environment) for run in runs]
-        older = sum(any("seals" not in start for start in of_run) for of_run in starts)
+        older = [run for run in runs if any("seals" not in s for s in _starts(run.environment))]
         if older:
             clauses.append(
-                f"{older} of {len(runs)} runs were started by a version that did not record the "
-                "seals beside them"
+                f"{len(older)} of {len(runs)} runs were started by a version that did not record "
+                "the seals beside them"
             )
         if self.sealed.earlier_seals is None:
             clauses.append("the seal is of a version that did not name the seals before it")
-        present = set[str]().union(*map(_present_keys, self.raw.get("settings", {}).values()))
-        if present and (lacking := sorted(design_settings({}).keys() - present)):
+        sealed = chain.from_iterable(self.raw.get("settings", {}).values())
+        lacking = sorted(design_settings({}).keys() - map(present_key, sealed))
+        if lacking:
             more = f" and {len(lacking) - _SHOWN_KEYS} more" if len(lacking) > _SHOWN_KEYS else ""
             clauses.append(
                 f"{', '.join(lacking[:_SHOWN_KEYS])}{more} are not in the seal and count at their "
@@ -213,11 +204,6 @@ class Seal:
 def _starts(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the starts of a run, of its environment.json."""
     return environment.get("segments") or [environment]
-
-
-def _present_keys(settings: Mapping[str, Any]) -> set[str]:
-    """Return the keys of sealed settings by their present names."""
-    return {present_key(key) for key in settings}
 
 
 def _short(value: Any) -> str:
@@ -279,7 +265,8 @@ def _asks_the_same(seal: Seal, content: Mapping[str, Any], begun: bool) -> bool:
     """
     was = {**seal.raw, "settings": seal.sealed.settings}
     counted = content.keys() - ({"grid"} if begun else set())
-    return all(was[key] == content[key] for key in counted)
+    # A seal of an older version lacks what it did not know.
+    return all(was.get(key, content[key]) == content[key] for key in counted)
 
 
 @dataclass(frozen=True)

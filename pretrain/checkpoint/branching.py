@@ -87,19 +87,18 @@ def origin_of(trunk: RunDirectory, step: int) -> dict[str, Any]:
 
     Returns:
         The trunk's directory, the step, the commit that trained it, and when the trunk began, or
-        the trunk that it is a branch of itself, beside which seals.
+        the trunk that it is a branch of itself.
     """
     segments = _facts(trunk.environment).get("segments", [])
     until = [start for start in segments if start["first_step"] <= step]
     segment = until[-1] if until else {}
     first = segments[0] if segments else {}
-    origin = {**first, **first.get("branched_from", {})}
+    started = first.get("branched_from", {}).get("started", first.get("started"))
     return {
         "run": str(trunk.path),
         "step": step,
         "git_commit": segment.get("git_commit"),
-        "started": origin.get("started"),
-        **({"seals": origin["seals"]} if "seals" in origin else {}),
+        "started": started,
     }
 
 

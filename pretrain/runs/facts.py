@@ -81,9 +81,7 @@ class _Origin(TypedDict, total=False):
 
 
 class _Trunk(TypedDict, total=False):
-    run: str
     started: _Time | None
-    seals: list[str]
 
 
 class Segment(_Origin):

@@ -255,6 +255,18 @@ def test_bad_tables_are_refused_in_a_sentence(text: str, said: str, tmp_path: Pa
     assert said in str(refused.value)
 
 
+def test_a_table_with_a_name_for_each_run_is_sent_to_the_column_of_the_models(
+    tmp_path: Path,
+) -> None:
+    """As W&B exports its table of runs."""
+    rows = ["fluffy-sun-1,main,1,3.3", "calm-sea-2,mine,1,3.2", "red-owl-3,main,2,3.4"]
+    rows.append("old-elm-4,mine,2,3.3")
+    table = file(tmp_path, "\n".join(["Name,config.model,config.seed,eval/loss", *rows]))
+    with pytest.raises(UserError, match="name the column of the models with --name COLUMN"):
+        compare_losses([table])
+    assert list(compare_losses([table], names="config.model").losses) == ["main", "mine"]
+
+
 def test_files_that_are_nothing_of_the_kind_are_refused(tmp_path: Path) -> None:
     (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00\xff")
     (tmp_path / "events.out.tfevents.1").write_bytes(b"no event at all, but long enough")
