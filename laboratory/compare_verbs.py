@@ -34,8 +34,7 @@ def compare(
         Match, typer.Option(help="Gap to the baseline at equal tokens, executed FLOPs, or seconds.")
     ] = Match.TOKENS,
     by: Annotated[
-        By,
-        typer.Option(help="Variants are told apart by their settings, or by the runs' names."),
+        By, typer.Option(help="Variants are told apart by their settings, or by the runs' names.")
     ] = By.SETTINGS,
     prompt: Annotated[
         list[str] | None,
@@ -43,8 +42,7 @@ def compare(
     ] = None,
     sample_tokens: Annotated[int, typer.Option(min=1, help="Tokens after each --prompt.")] = 60,
     out: Annotated[
-        Path,
-        typer.Option(help="Directory for report.html and .md, comparison.json, plots, links."),
+        Path, typer.Option(help="Directory for report.html and .md, comparison.json, plots, links.")
     ] = Path("comparison"),
 ) -> None:
     """Compare finished runs, several seeds of each variant: quality, convergence and cost.
@@ -140,8 +138,7 @@ def compare_losses(
     ] = None,
     margin: MarginOption = 2.0,
     sequential: Annotated[
-        bool,
-        typer.Option("--sequential", help="Judge after every pair: you may look at any time."),
+        bool, typer.Option("--sequential", help="Judge after every pair: you may look at any time.")
     ] = False,
     out: Annotated[
         Path, typer.Option(help="Directory for report.html and .md, comparison.json, the figure.")

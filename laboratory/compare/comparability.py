@@ -88,9 +88,7 @@ def shapes_of_labels(runs: Sequence[FinishedRun], labels: Sequence[str]) -> set[
 
 
 def refuse_incomparable(
-    runs: Sequence[FinishedRun],
-    subjects: Collection[str],
-    match: str = "tokens",
+    runs: Sequence[FinishedRun], subjects: Collection[str], match: str = "tokens"
 ) -> None:
     """Refuse runs that differ in data, tokens, model shape or evaluation.
 

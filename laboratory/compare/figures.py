@@ -107,11 +107,7 @@ def _draw_part(figure: SubFigure, comparison: Comparison, labels: Sequence[str])
     groups = [group for group in comparison.groups.groups if group.label in labels]
     rows = 2 if comparison.others else 1
     axes = figure.subplots(
-        rows,
-        len(comparison.strata),
-        squeeze=False,
-        sharex="col",
-        height_ratios=(3, 2)[:rows],
+        rows, len(comparison.strata), squeeze=False, sharex="col", height_ratios=(3, 2)[:rows]
     )
     banded = len(labels) <= _MOST_BANDS + 1
     for column, stratum in enumerate(comparison.strata):

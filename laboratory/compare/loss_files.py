@@ -136,16 +136,10 @@ def number(value: Any, label: str) -> float:
     Raises:
         UserError: the value is not a finite number.
     """
-    try:
-        # bool is a subclass of int, and True is no loss of 1.
-        is_number = not isinstance(value, bool) and (
-            not isinstance(value, str) or _NUMBER.fullmatch(value)
-        )
-        loss = float(value if is_number else "")
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(
-            f"{label} is {str(value)[:40]!r}, which is not a number; write it as 3.312"
-        ) from None
+    text = "" if isinstance(value, bool) else str(value)  # True is no loss of 1
+    if not _NUMBER.fullmatch(text):
+        raise UserError(f"{label} is {text[:40]!r}, which is not a number; write it as 3.312")
+    loss = float(text)
     if not abs(loss) <= _LARGEST:
         raise UserError(
             f"{label} is {loss:g}, not a finite loss, and no mean has it; leave this seed out of "

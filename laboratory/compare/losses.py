@@ -30,6 +30,7 @@ from laboratory.study.gaps import (
 )
 from laboratory.study.hypothesis import QUESTIONS, Hypothesis
 from laboratory.study.report import Block, Document, Picture, write
+from laboratory.study.sequential import Decision
 from pretrain.errors import UserError
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import mean_sd, spread
@@ -129,7 +130,7 @@ class LossComparison:
             rows.append((name, mean_sd(spread(shown), 4), *(f"{loss:.4f}" for loss in shown)))
         return Table(("model", "mean ± sd", *(f"seed {seed}" for seed in seeds)), rows)
 
-    def _decision(self, name: str) -> sequential.Decision:
+    def _decision(self, name: str) -> Decision:
         """Return the decision of a model's trial; pairs after the last look do not count."""
         return sequential.decide(self.gaps[name].differences[: sequential.LAST], self.claims[name])
 
@@ -271,11 +272,8 @@ def _refuse_unpaired(losses: Mapping[str, Mapping[int, float]], baseline: str) -
             if lacking := sorted(losses[other].keys() - losses[model].keys()):
                 seeds = ", ".join(map(str, lacking))
                 remedy = "add it, or leave the seed out of all models"
-                if all(len(by_seed) == 1 for by_seed in losses.values()):
-                    remedy = (
-                        "each name has one run, so it may be the run's own: name the column of the "
-                        "models with --name COLUMN"
-                    )
+                if max(map(len, losses.values())) == 1:
+                    remedy = "if these are names of runs, give --name COLUMN with the models' names"
                 raise UserError(
                     f"'{model}' has no loss of seed {seeds}, which '{other}' has; pairs need both: "
                     f"{remedy}"

@@ -215,8 +215,7 @@ def stability_table(comparison: Comparison) -> Table:
             lambda v: mean_sd(v.stability.gradient_norm_variation, 3),
         ),
         Column(
-            "spikes, in records",
-            lambda v: f"{v.stability.spikes:,} in {v.stability.records:,}",
+            "spikes, in records", lambda v: f"{v.stability.spikes:,} in {v.stability.records:,}"
         ),
     ]
     return table_of(comparison.variants, columns)

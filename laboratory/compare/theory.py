@@ -13,10 +13,7 @@ from dataclasses import dataclass
 
 from laboratory.runs.finished import FinishedRun, ModelSize, StateBytes
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.counting import (
-    count_parameters,
-    model_flops_per_token,
-)
+from megatron_patches.recipe.counting import count_parameters, model_flops_per_token
 from megatron_patches.recipe.optimizers import checkpoint_bytes, state_bytes
 from pretrain.config.load import parse_config
 from pretrain.errors import UserError

@@ -49,9 +49,7 @@ def read_result(run: RunDirectory, last: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_agreement(
-    run: RunDirectory,
-    files: Mapping[str, Mapping[str, Any]],
-    curves: RunCurves,
+    run: RunDirectory, files: Mapping[str, Mapping[str, Any]], curves: RunCurves
 ) -> None:
     """Refuse a run of which two files contradict each other.
 

@@ -14,12 +14,7 @@ from data_pipeline.io.words import shown_in_line
 from laboratory.runs.agreement import read_result, require_agreement
 from pretrain.errors import UserError
 from pretrain.runs.curves import RunCurves, read_curves
-from pretrain.runs.directory import (
-    DIVERGED,
-    FINISHED,
-    RunDirectory,
-    newest_checkpoint_bytes,
-)
+from pretrain.runs.directory import DIVERGED, FINISHED, RunDirectory, newest_checkpoint_bytes
 from pretrain.runs.environment import earlier_settings
 from pretrain.runs.facts import read_facts
 from pretrain.runs.metrics_file import last_record

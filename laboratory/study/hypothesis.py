@@ -70,11 +70,9 @@ class Hypothesis:
     def claimed(self) -> tuple[float, float]:
         """Return the lower and upper end of the gaps that are claimed, in nats per token."""
         lower, upper = self.edges
-        return {
-            "better": (-math.inf, lower),
-            "worse": (upper, math.inf),
-            "within": (lower, upper),
-        }[self.question]
+        return {"better": (-math.inf, lower), "worse": (upper, math.inf), "within": (lower, upper)}[
+            self.question
+        ]
 
     def answer(self, yes: tuple[float, float], no: tuple[float, float]) -> str | None:
         """Return "yes", "no", or None for undecided.
@@ -99,10 +97,8 @@ class Hypothesis:
             answer: "yes", "no" or None.
             undecided: Text for None.
         """
-        asked = f"{self.question} than"
-        if self.question == "within":
-            asked = f"within ± {self.margin:g} % of"
-        elif self.margin:
-            asked = f"more than {self.margin:g} % {self.question} than"
+        margin = f"more than {self.margin:g} % " if self.margin else ""
+        within = self.question == "within"
+        asked = f"within ± {self.margin:g} % of" if within else f"{margin}{self.question} than"
         word = {"yes": "Yes", "no": "No", None: undecided}[answer]
         return f"Is {self.design} {asked} {self.baseline}? {word}"

@@ -6,7 +6,6 @@ what the runs beside a seal make of its hypotheses.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from data_pipeline.io.files import hash_file
 from data_pipeline.io.forms import parse_json
 from laboratory.runs.finished import FinishedRun
 from laboratory.study.sealed import Sealed, Text, design_of, design_settings
@@ -193,11 +193,8 @@ class Seal:
         sealed = chain.from_iterable(self.raw.get("settings", {}).values())
         lacking = sorted(design_settings({}).keys() - map(present_key, sealed))
         if lacking:
-            more = f" and {len(lacking) - _SHOWN_KEYS} more" if len(lacking) > _SHOWN_KEYS else ""
-            clauses.append(
-                f"{', '.join(lacking[:_SHOWN_KEYS])}{more} are not in the seal and count at their "
-                "defaults"
-            )
+            keys = ", ".join(lacking)
+            clauses.append(f"not in the seal, and counted at their defaults: {keys}")
         return clauses
 
 
@@ -212,7 +209,7 @@ def _short(value: Any) -> str:
 
 def _is_still(path: Path, sha256: str) -> bool:
     try:
-        return path.is_file() and file_hash(path) == sha256
+        return path.is_file() and hash_file(path) == sha256
     except OSError:  # a name that no file can have, or a file that may not be read
         return False
 
@@ -237,9 +234,8 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
             return seal
     if begun:
         return None
-    now = datetime.now().astimezone().strftime(STARTED)
-    earlier = intact_seals(directory)
-    raw = {**content, "earlier_seals": earlier, "commit": git_commit(), "sealed": now}
+    raw = {**content, "earlier_seals": intact_seals(directory), "commit": git_commit()}
+    raw["sealed"] = datetime.now().astimezone().strftime(STARTED)
     digest = content_digest(raw)
     path = directory / SEALS / f"{digest[:12]}.json"
     try:
@@ -339,10 +335,9 @@ def _lost_seals(directory: Path, seals: Iterable[Seal]) -> tuple[str, ...]:
 
 def lost_text(lost: Sequence[str]) -> str:
     """Return a clause on lost seals with the first digits of their hashes."""
-    shown = ", ".join(digest[:12] for digest in lost[:_SHOWN_KEYS])
-    more = f" and {len(lost) - _SHOWN_KEYS} more" if len(lost) > _SHOWN_KEYS else ""
     count = f"{len(lost)} seal{'s' if len(lost) > 1 else ''}"
-    return f"{count} named by runs or by later seals, gone or changed ({shown}{more})"
+    digits = ", ".join(digest[:12] for digest in lost)
+    return f"{count} named by runs or by later seals, gone or changed ({digits})"
 
 
 def _read_seal(path: Path, directory: Path) -> Seal:
@@ -390,8 +385,3 @@ def _problem(path: Path, error: Exception) -> str:
         reason = error.strerror or reason
     sentence = f"{path} is not a valid seal file ({reason:.200}); restore it, or move it away"
     return str(UserError(sentence))  # which escapes what does not print
-
-
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

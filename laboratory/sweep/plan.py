@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_pipeline.errors import DataError
+from data_pipeline.io.files import sha256_file
 from laboratory.study.hypothesis import Hypothesis
-from laboratory.study.seal import Seal, file_hash, write_seal
+from laboratory.study.seal import Seal, write_seal
 from laboratory.study.sealed import Measure, design_of, design_settings, seed_settings
 from laboratory.sweep.grid import Grid, expand, select
 from megatron_patches.errors import MethodError
@@ -162,7 +163,7 @@ def seal_plan(
         "fixed_n": seeds is None,
         "grid": {
             "file": str(grid.path),
-            "sha256": file_hash(grid.path),
+            "sha256": sha256_file(grid.path),
             "base": base,
             "set": [*overrides],
         },
@@ -172,9 +173,7 @@ def seal_plan(
             name: seed_settings([config.values for config in design_configs])
             for name, design_configs in configs.items()
         },
-        "contents": {
-            name: file_digests(design_configs[-1]) for name, design_configs in configs.items()
-        },
+        "contents": {name: file_digests(of_seeds[-1]) for name, of_seeds in configs.items()},
         "data": sorted({read_blend(config.data).fingerprint for config in blends.values()}),
         "measure": measure.model_dump(),
     }

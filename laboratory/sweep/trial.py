@@ -214,11 +214,10 @@ def trial_document(claim: Hypothesis, result: Result, seal: Seal | None) -> Docu
     if seal is not None:
         lost = read.lost.get(seal.directory, ())
         sealed = verdicts(replace(seal, lost=lost), done, gap_at_end) or sealed
-    problems = read.problems
     table = look_table(claim, [run.seed for run in done[::2]], _losses(runs))
     rule = f"Rule: {STOPPING_RULE}; losses are of held-out text, in nats per token."
     return Document(
-        page=(f"# Trial: {claim}", sentence, sealed, *problems, table, rule),
+        page=(f"# Trial: {claim}", sentence, sealed, *read.problems, table, rule),
         content={
             "verdict": sentence,
             "hypothesis": asdict(claim),
@@ -229,7 +228,7 @@ def trial_document(claim: Hypothesis, result: Result, seal: Seal | None) -> Docu
             "cost": {"runs": len(done), "tokens": tokens, "rank_seconds": seconds},
             "seal": None if seal is None else str(seal.path),
         },
-        summary=(sentence, sealed, *problems),
+        summary=(sentence, sealed, *read.problems),
         content_file="trial.json",
     )
 

@@ -262,7 +262,7 @@ def test_a_table_with_a_name_for_each_run_is_sent_to_the_column_of_the_models(
     rows = ["fluffy-sun-1,main,1,3.3", "calm-sea-2,mine,1,3.2", "red-owl-3,main,2,3.4"]
     rows.append("old-elm-4,mine,2,3.3")
     table = file(tmp_path, "\n".join(["Name,config.model,config.seed,eval/loss", *rows]))
-    with pytest.raises(UserError, match="name the column of the models with --name COLUMN"):
+    with pytest.raises(UserError, match="if these are names of runs, give --name COLUMN with"):
         compare_losses([table])
     assert list(compare_losses([table], names="config.model").losses) == ["main", "mine"]
 
@@ -337,7 +337,7 @@ def test_a_cut_event_file_is_refused_unless_a_later_one_continues_it(tmp_path: P
 def test_requests_that_make_no_sense_are_refused() -> None:
     for options, said in (
         ({"baseline": "other"}, "there is no model 'other' to compare with"),
-        ({"question": "equal"}, "there is no question 'equal'"),
+        ({"question": "equal"}, "a question is one of better, worse, within, not 'equal'"),
         ({"sequential": True}, "--sequential needs a --question"),
         ({"unit": "bytes"}, "there is no unit 'bytes'"),
         ({"question": "within", "margin": 0}, "a margin of 0 %"),
