@@ -10,8 +10,11 @@ bit.
 
 from __future__ import annotations
 
+import json
 import math
+import warnings
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +24,7 @@ from megatron_patches.attention.adapters import fill_evenly
 from megatron_patches.attention.head_rows import HeadRows
 from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.bank.monarch import Factors, add_input_grad, project
-from megatron_patches.bank.shards import query_key_rows, rank_factors
+from megatron_patches.bank.shards import digest, query_key_rows, rank_factors, role_digest
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import bank_recipe
@@ -43,9 +46,9 @@ class FrozenAttention(HeadRows):
 
     V, the output projection, adapters and the rows of heads that are not frozen train.
 
-    The state dict holds what trains and nothing else; frozen rows are drawn wherever the module is
-    made. So keep seed and layer with a saved model: with other rows the same weights are another
-    model.
+    The state dict holds what trains, and recipe and digest of the frozen rows, which are drawn
+    wherever the module is made: with other rows the same weights are another model, and
+    `load_state_dict` refuses them.
 
     Args:
         hidden_size: width of the inputs and outputs.
@@ -146,6 +149,37 @@ class FrozenAttention(HeadRows):
             self.k_layernorm = nn.RMSNorm(width, norm_epsilon, **options)
         self._add_trained(options["device"])
         self.reset_parameters()
+        self.register_load_state_dict_pre_hook(_accept_without_identity)
+
+    def get_extra_state(self) -> torch.Tensor:
+        """Return recipe, layer and digest of the frozen rows, as bytes of JSON."""
+        # A tensor, because safetensors holds nothing else.
+        text = json.dumps(self._identity, sort_keys=True)
+        return torch.tensor([*text.encode()], dtype=torch.uint8, device="cpu")
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Refuse weights that were trained over other frozen rows.
+
+        Raises:
+            MethodError: names what differs.
+        """
+        saved = json.loads(bytes(state.tolist()))
+        own = self._identity
+        for key in (*own, *saved):
+            if saved.get(key) != own.get(key):
+                raise MethodError(
+                    f"these weights belong to other frozen rows: {key} is {saved.get(key)} there "
+                    f"and {own.get(key)} here; make the module with the arguments of the saved one"
+                )
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        """Return recipe, layer and digest of the frozen rows; empty without any."""
+        if self.recipe is None or not any(self.heads.frozen.values()):
+            return {}
+        rows = query_key_rows(self.recipe, self.layer, self.heads.frozen, torch.float32)
+        digests = map(digest, rows if isinstance(rows, Factors) else (rows,))
+        return {**self.recipe.as_dict(), "layer": self.layer, "sha256": role_digest(digests)}
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -266,6 +300,20 @@ class FrozenAttention(HeadRows):
             self._draw(weight.device)
         self._place_heads(weight.device)  # plain tensors, which torch does not move
         return self
+
+
+def _accept_without_identity(
+    module: FrozenAttention, state: dict[str, Any], prefix: str, *_: Any
+) -> None:
+    """Let weights of an older version in, which do not say over which rows they were trained."""
+    name = f"{prefix}_extra_state"
+    if name not in state and any(key.startswith(prefix) for key in state):
+        warnings.warn(
+            f"the weights of {prefix.rstrip('.') or 'this module'} do not say which frozen rows "
+            "they belong to: give the seed and layer that they were trained with",
+            stacklevel=2,
+        )
+        state[name] = module.get_extra_state()
 
 
 def _policy(variant: str, axes: dict[str, Any], frozen_heads: float, groups: int) -> QKPolicy:

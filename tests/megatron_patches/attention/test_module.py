@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 
 from megatron_patches.attention.module import KNOWN, FrozenAttention
 from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
@@ -148,17 +150,59 @@ def test_rows_come_back_on_a_device_after_meta(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["orthogonal", "monarch"])
-def test_a_state_dict_holds_what_trains_and_nothing_else(variant: str) -> None:
+def test_a_state_dict_holds_what_trains_and_which_rows_do_not(variant: str) -> None:
     module = plain(variant, 4)
     other = plain(variant, 4)
-    assert (
-        set(module.state_dict())
-        == {"v_proj.weight", "o_proj.weight"}
-        == dict(module.named_parameters()).keys()
-    )
+    trained = dict(module.named_parameters()).keys()
+    assert trained == {"v_proj.weight", "o_proj.weight"}
+    assert set(module.state_dict()) == trained | {"_extra_state"}
     other.load_state_dict(module.state_dict())
     hidden = torch.randn(BATCH, SEQ, HIDDEN)
     assert torch.equal(module(hidden), other(hidden))
+
+
+def frozen(**more: Any) -> FrozenAttention:
+    return FrozenAttention(HIDDEN, HEADS, **{"seed": 1, "layer": 0, **more})
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"seed": 2}, "seed is 1 there and 2 here"),
+        ({"layer": 3}, "layer is 0 there and 3 here"),
+        ({"construction": "svd"}, "construction is qr there and svd here"),
+        ({"variant": "gaussian"}, "init is orthogonal there and gaussian here"),
+        ({"variant": "vanilla"}, "construction is qr there and None here"),
+    ],
+)
+def test_weights_over_other_rows_are_refused(
+    more: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    saved = frozen().state_dict()
+    with pytest.raises(MethodError, match=f"belong to other frozen rows: .*{said}"):
+        frozen(**more).load_state_dict(saved)
+    model = torch.nn.ModuleDict({"attention": frozen(**more)})
+    with pytest.raises(MethodError, match=said):
+        model.load_state_dict({f"attention.{key}": value for key, value in saved.items()})
+    save_file(saved, tmp_path / "weights.safetensors")
+    rounded = frozen(dtype=torch.bfloat16)
+    rounded.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    torch.testing.assert_close(rounded.v_proj.weight, saved["v_proj.weight"].bfloat16())
+
+
+def test_without_frozen_rows_any_seed_is_the_same() -> None:
+    trained = frozen(variant="orthogonal_trainable")
+    other = frozen(variant="orthogonal_trainable", seed=2)
+    other.load_state_dict(trained.state_dict())
+    hidden = torch.randn(BATCH, SEQ, HIDDEN)
+    assert torch.equal(trained(hidden), other(hidden))
+
+
+def test_weights_of_an_older_version_are_read_with_a_warning() -> None:
+    saved = frozen().state_dict()
+    del saved["_extra_state"]
+    with pytest.warns(UserWarning, match="do not say which frozen rows they belong to"):
+        frozen().load_state_dict(saved)
 
 
 @pytest.mark.parametrize("variant", ["orthogonal", "monarch"])
