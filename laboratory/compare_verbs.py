@@ -133,8 +133,7 @@ def compare_losses(
         Unit | None, typer.Option(help="nats a token or bits a byte; default: bits for a bpb.")
     ] = None,
     question: Annotated[
-        Question | None,
-        typer.Option(help="Are they better or worse by more than the margin, or within ± it?"),
+        Question | None, typer.Option(help="Are they better, worse by the margin, or within it?")
     ] = None,
     margin: MarginOption = 2.0,
     sequential: Annotated[

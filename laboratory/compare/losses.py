@@ -18,16 +18,7 @@ from laboratory.compare.loss_files import Loss, by_model, number, read_losses, w
 from laboratory.compare.report import gap_definitions
 from laboratory.reporting.plots import in_lines
 from laboratory.study import sequential, tables
-from laboratory.study.gaps import (
-    BITS,
-    NATS,
-    PairedGap,
-    Scale,
-    gap_content,
-    holm,
-    p_value,
-    paired_gaps,
-)
+from laboratory.study.gaps import BITS, NATS, PairedGap, Scale, answers, gap_content, paired_gaps
 from laboratory.study.hypothesis import QUESTIONS, Hypothesis
 from laboratory.study.report import Block, Document, Picture, write
 from laboratory.study.sequential import Decision
@@ -69,12 +60,7 @@ class LossComparison:
         """Return {model: "yes", "no", or None for undecided} of the claims."""
         if self.sequential:
             return {name: self._decision(name).answer for name in self.claims}
-        tests = [p_value(claim, self.gaps[name]) for name, claim in self.claims.items()]
-        adjusted = dict(zip(self.claims, holm(tests), strict=True))
-        return {
-            name: replace(self.gaps[name], t_p_holm=adjusted[name]).answer(claim)
-            for name, claim in self.claims.items()
-        }
+        return answers(self.gaps, self.claims)
 
     def document(self) -> Document:
         """Return page, JSON, figure and terminal output."""

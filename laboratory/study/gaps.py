@@ -284,3 +284,14 @@ def p_value(claim: Hypothesis, gap: PairedGap) -> float:
     below = float(stats.t.sf((gap.mean - low) / error, gap.n - 1))
     above = float(stats.t.cdf((gap.mean - high) / error, gap.n - 1))
     return min(1.0, 2 * max(below, above))
+
+
+def answers(
+    gaps: Mapping[str, PairedGap], claims: Mapping[str, Hypothesis]
+) -> dict[str, str | None]:
+    """Return {name: answer of its claim}, with Holm's correction over the tests of the claims."""
+    adjusted = holm([p_value(claim, gaps[name]) for name, claim in claims.items()])
+    return {
+        name: replace(gaps[name], t_p_holm=p).answer(claim)
+        for (name, claim), p in zip(claims.items(), adjusted, strict=True)
+    }

@@ -36,10 +36,7 @@ class Hypothesis:
         if self.question not in QUESTIONS:
             raise UserError(f"a question is one of {', '.join(QUESTIONS)}, not '{self.question}'")
         if not 0 <= self.margin < 100 or (self.question == "within" and not self.margin):
-            raise UserError(
-                f"a margin of {self.margin:g} % must be above 0 and below 100 percent; only "
-                "'better' and 'worse' take 0, for any difference"
-            )
+            raise UserError(f"a margin of {self.margin:g} % must be above 0 and below 100 percent")
 
     @classmethod
     def parse(cls, text: str) -> Hypothesis:
@@ -70,7 +67,7 @@ class Hypothesis:
     def claimed(self) -> tuple[float, float]:
         """Return the lower and upper end of the gaps that are claimed, in nats per token."""
         lower, upper = self.edges
-        return {"better": (-math.inf, lower), "worse": (upper, math.inf), "within": (lower, upper)}[
+        return {"better": (-math.inf, lower), "worse": (upper, math.inf), "within": self.edges}[
             self.question
         ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
@@ -24,7 +25,7 @@ from pretrain.config.removed import LAST_WITH_THEM, present_key, removed_sentenc
 from pretrain.config.resolved import FILE_FACTS
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
-from pretrain.runs.directory import RunDirectory, strict_json, write_json
+from pretrain.runs.directory import strict_json, write_json
 from pretrain.runs.environment import STARTED, git_commit
 from pretrain.runs.facts import read_facts
 from pretrain.runs.seals import (
@@ -193,8 +194,7 @@ class Seal:
         sealed = chain.from_iterable(self.raw.get("settings", {}).values())
         lacking = sorted(design_settings({}).keys() - map(present_key, sealed))
         if lacking:
-            keys = ", ".join(lacking)
-            clauses.append(f"not in the seal, and counted at their defaults: {keys}")
+            clauses.append(f"not in the seal, and counted at their defaults: {', '.join(lacking)}")
         return clauses
 
 
@@ -291,10 +291,7 @@ def read_seals(directories: Iterable[Path]) -> SealsRead:
         lost[resolved] = _lost_seals(directory, beside)
         seals += [replace(seal, lost=lost[resolved]) for seal in beside]
         if lost[resolved]:
-            problems.append(
-                f"{directory / SEALS} lacks {lost_text(lost[resolved])}: nothing here is judged as "
-                "sealed; restore them"
-            )
+            problems.append(f"{directory / SEALS} lacks {lost_text(lost[resolved])}; restore them")
     return SealsRead(tuple(seals), tuple(problems), lost)
 
 
@@ -325,11 +322,9 @@ def _lost_seals(directory: Path, seals: Iterable[Seal]) -> tuple[str, ...]:
     """
     named = {digest for seal in seals for digest in seal.sealed.earlier_seals or ()}
     for environment in sorted(directory.glob("*/environment.json")):
-        try:
-            facts = read_facts(RunDirectory(environment.parent).environment)
-        except (OSError, UserError):  # of a run that is not compared, or is refused elsewhere
-            continue
-        named.update(*(start.get("seals", ()) for start in _starts(facts)))
+        with suppress(OSError, UserError):  # of a run that is not compared, or refused elsewhere
+            starts = _starts(read_facts(environment))
+            named.update(*(start.get("seals", ()) for start in starts))
     return tuple(sorted(named - {*intact_seals(directory)}))
 
 

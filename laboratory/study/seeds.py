@@ -10,7 +10,7 @@ names that the user gave the runs; `group_by_settings` takes settings of the cal
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import laboratory.study.packages  # noqa: F401
+from laboratory.study.sealed import arm_of
 from megatron_patches.recipe.variants import VARIANTS
 from pretrain.config.attention import named_variant
 from pretrain.config.keys import KEYS, by_section
@@ -185,6 +186,9 @@ def group_runs(
         attention = [run.config["attention"] for run in runs]
         telling = _telling_settings(methods, attention, _NOT_IN_A_LABEL)
         labels = [" ".join([m, *texts]) for m, texts in zip(methods, telling, strict=True)]
+        names = _names_of_grid(runs, labels)
+        labels = [names.get(label, label) for label in labels]
+        baseline = names.get(baseline, baseline)
     strata = _strata(subjects or {}, len(runs))
     groups = _collect(runs, labels, strata, may_name_subject=subjects is not None)
     if by_name:
@@ -249,6 +253,23 @@ def _telling_settings(
         [f"{key.rpartition('.')[2]}={setting_text(values.get(key))}" for key in differing[method]]
         for method, values in zip(methods, settings, strict=True)
     ]
+
+
+def _names_of_grid(runs: Sequence[Member], labels: Sequence[str]) -> dict[str, str]:
+    """Return {label: name} of the labels of several words that a grid has one name for.
+
+    The name is the first part of the runs' names, as with labels by names.
+    """
+    pairs: set[tuple[str, str]] = set()
+    for run, label in zip(runs, labels, strict=True):
+        name = run.config["run"]["name"]
+        pairs.add((label, arm_of(name) if name.endswith(f"-seed_{run.seed}") else label))
+    of_label, of_name = map(Counter, zip(*pairs, strict=True))
+    return {
+        label: name
+        for label, name in pairs
+        if {"+", " "} & {*label} and of_label[label] == of_name[name] == 1
+    }
 
 
 def _collect(

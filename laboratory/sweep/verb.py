@@ -52,9 +52,7 @@ TasksOption = Annotated[
     int | None,
     typer.Option(help="Share the runs among this many tasks; task I has runs I, I+N, ..."),
 ]
-MarginOption = Annotated[
-    float, typer.Option(help="Percent of perplexity that matters; 0: any difference.")
-]
+MarginOption = Annotated[float, typer.Option(help="Percent of perplexity; 0: any difference.")]
 
 
 class Match(str, Enum):

@@ -74,6 +74,25 @@ def names(paths: list[Path], baseline: str = "vanilla") -> list[str]:
     return [variant.name for variant in compare_runs(paths, baseline).variants]
 
 
+def test_a_label_of_several_words_is_called_by_the_name_of_its_grid(tmp_path: Path) -> None:
+    """One name for one label; where a name stands for several, the labels stay."""
+    paths = []
+    for seed in (1, 2):
+        for name, adapters in (
+            ("base", []),
+            ("conv4-t500", ["short_convolution", "query_key_bias"]),
+            ("both-a", ["low_rank"]),
+            ("both-b", ["low_rank", "channel_scale"]),
+        ):
+            full = f"{name}-seed_{seed}"
+            changes = {"config.attention.adapters": adapters}
+            paths.append(write_run(tmp_path, full, seed=seed, changes=changes))
+    wanted = ["vanilla", "conv4", "vanilla+low_rank", "vanilla+low_rank+channel_scale"]
+    assert names(paths) == wanted
+    for baseline in ("conv4", "vanilla+short_convolution+query_key_bias"):
+        assert compare_runs(paths, baseline).baseline == "conv4"
+
+
 def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_path: Path) -> None:
     """Keys that are not in this version's config are labelled like any other."""
     runs: dict[str, tuple[str, dict[str, Any]]] = {
