@@ -263,7 +263,7 @@ def survey(
             else:
                 lost[file.name] = PassedOver(file.name, why)
         except NoTextColumn:
-            if file.path in map(expand_home, named):
+            if any(file.path == expand_home(entry) for entry in named):
                 raise
             tables += 1
             lost[file.name] = PassedOver(file.name, "no column of the text")
