@@ -38,6 +38,8 @@ METHOD = ("docs/method.md", "docs/method-exactly.md")
 FOLDERS = (
     "pretrain|laboratory|megatron_patches|data_pipeline|ds_configs|slurm|tests|benchmarks|docs"
 )
+OWN_MODULES = ("laboratory.results", "laboratory.evaluation.toy_tasks")
+"""Modules that a page runs, which are no programs with verbs."""
 PROGRAMS = ("pretrain", "laboratory", "data_pipeline", "megatron_patches")
 NOT_IN_THE_CHECKOUT = (
     "slurm/site.sh",
@@ -104,7 +106,7 @@ def test_commands_that_are_named_exist_with_their_options(name: str) -> None:
         if words[0] == "make":
             assert len(words) < 2 or words[1] in make_targets(), f"{name}: {command}"
             continue
-        if words[2].startswith("laboratory.results") or not words[2].startswith(PROGRAMS):
+        if words[2].startswith(OWN_MODULES) or not words[2].startswith(PROGRAMS):
             continue
         verb, options = known_options(words[2], words[3:])
         assert options is not None, f"{name}: there is no verb in '{command}'"

@@ -114,7 +114,8 @@ def run_trials(
     packages = ("torch", "transformers", "accelerate")
     trials, details = [], []
     for arm in arms:
-        model, tokenizer = arm.model, load_tokenizer(arm.model)
+        model = arm.model
+        tokenizer = load_tokenizer(model)
         for task, rows in data.items():
             splits = {
                 split: encode(task, split_rows, tokenizer, settings.max_length)

@@ -71,7 +71,7 @@ def query_key(model: Any) -> list[Projection]:
         last = name.rpartition(".")[2]
         for role, firsts in _head_starts(last, len(rows_of(module)), head_dim).items():
             heads = tuple((first, first + head_dim) for first in firsts)
-            projections.append(Projection(name, module, layers[role], role, heads))
+            projections.append(Projection(name, module, layers[role], role=role, heads=heads))
             layers[role] += 1
     if not projections:
         raise UserError(
@@ -138,7 +138,8 @@ def replace_rows(
     for projection in projections:
         numbers = range(len(projection.heads))
         drawn = rows_of_heads(recipe, projection.layer, projection.role, numbers)
-        weight, bias = rows_of(projection.module), getattr(projection.module, "bias", None)
+        weight = rows_of(projection.module)
+        bias = getattr(projection.module, "bias", None)
         rows_by_head = torch.from_numpy(drawn).split(recipe.head_dim)
         for (first, end), rows in zip(projection.heads, rows_by_head, strict=True):
             weight[first:end] = rows.to(weight.dtype)

@@ -180,7 +180,8 @@ def _verdicts(trials: Sequence[Trial], comparisons: Sequence[Comparison]) -> lis
         ]
     verdicts = []
     for comparison in comparisons:
-        name, gap = f"{comparison.group}, {comparison.task}", comparison.gap
+        name = f"{comparison.group}, {comparison.task}"
+        gap = comparison.gap
         if gap is None:
             none_common = f"no seed in common with {comparison.baseline}"
             verdicts.append(Verdict(name, 0, None, none_common))

@@ -182,7 +182,8 @@ class FineTuning:
         return values
 
     def _trainer(self, model: Any, halves: Any, seed: int, directory: str) -> Trainer:
-        cuda, settings = use_cuda(), self.settings
+        cuda = use_cuda()
+        settings = self.settings
         arguments = TrainingArguments(
             output_dir=directory,
             num_train_epochs=settings.epochs,

@@ -102,10 +102,10 @@ def glue(
     _run(
         [exported_arm(groups.name_of(model), model, train_query_key) for model in opened],
         rows,
-        settings,
-        seeds,
-        out,
-        {
+        settings=settings,
+        seeds=seeds,
+        out=out,
+        report={
             "experiment": "E3",
             "title": "Fine-tuning on GLUE",
             "baseline": groups.baseline,
@@ -164,10 +164,10 @@ def reservoir(
     _run(
         reservoir_arms(opened),
         rows,
-        settings,
-        seeds,
-        out,
-        {
+        settings=settings,
+        seeds=seeds,
+        out=out,
+        report={
             "experiment": "reservoir",
             "title": "Reservoir test",
             "baseline": TRAINED,

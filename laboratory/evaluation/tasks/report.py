@@ -87,7 +87,7 @@ def compare_tasks(
                     _by_seed(side, scores, task, metric) for side in (group, base)
                 )
                 gap = paired_gap(base.name, values, base_values, SCORES)
-                by_seed.append(Contrast(task, metric, group.name, metric == tested, gap))
+                by_seed.append(Contrast(task, metric, group.name, tested=metric == tested, gap=gap))
                 if metric == tested:
                     by_item += _by_item(group, base, scores, task=task, metric=metric)
     return _adjusted(by_seed), _adjusted(by_item)
@@ -123,7 +123,7 @@ def _by_item(
         )
         gap = paired_gap(other.name, values, base_values, SCORES)
         if gap is not None:
-            contrasts.append(Contrast(task, metric, model.name, True, gap))
+            contrasts.append(Contrast(task, metric, model.name, tested=True, gap=gap))
     return contrasts
 
 

@@ -78,7 +78,8 @@ def loaded(run: Path, directory: Path, pickled: Path) -> list[str]:
     Sampler(exported(run), trust_code=True)
     require_harness("cpu")
     opened = open_pretrained(run, trust_code=False)
-    names, files = ["choice"], write_tasks(run.parent / "task files", items=4)
+    names = ["choice"]
+    files = write_tasks(run.parent / "task files", items=4)
     request = Request(names, None, None, batch_size=1, device="cpu", results=run.parent / "results")
     evaluate(opened, load_manager(names, files), request)
     load_classifier(opened, TASKS["sst2"], load_tokenizer(opened))
