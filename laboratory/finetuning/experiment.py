@@ -145,10 +145,14 @@ def run_trials(
             for seed in range(1, seeds + 1):
                 begin(title := f"{model.name}, {arm.group}, {task.name}, seed {seed}")
                 name = f"{model.name}-{arm.group}-{task.name}-{seed}-{place}"
+
+                def train(tuning: FineTuning = tuning, seed: int = seed) -> dict[str, Any]:
+                    return {"result": tuning.run(seed)}
+
                 content, kept = cache.read_or_make(
                     name.replace("/", "_").replace(" ", "_"),
                     {**identity, "seed": seed},
-                    lambda tuning=tuning, seed=seed: {"result": tuning.run(seed)},
+                    train,
                 )
                 result = content["result"]
                 trials.append(
