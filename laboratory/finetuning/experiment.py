@@ -87,6 +87,10 @@ def _replaced(scope: Any, classifier: Any, seed: int) -> Rows:
     return all_rows(projections)
 
 
+def _result(tuning: FineTuning, seed: int) -> dict[str, Any]:
+    return {"result": tuning.run(seed)}
+
+
 def run_trials(
     arms: Sequence[Arm],
     data: Mapping[Task, Mapping[str, Any]],
@@ -148,7 +152,7 @@ def run_trials(
                 content, kept = cache.read_or_make(
                     name.replace("/", "_").replace(" ", "_"),
                     {**identity, "seed": seed},
-                    lambda tuning=tuning, seed=seed: {"result": tuning.run(seed)},
+                    partial(_result, tuning, seed),
                 )
                 result = content["result"]
                 trials.append(

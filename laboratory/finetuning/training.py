@@ -27,6 +27,7 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.trainer_utils import PredictionOutput
 
 from laboratory.finetuning.glue_data import TRAIN, Task, measure
 from laboratory.finetuning.models import Pretrained, Tokenizer, load_classifier
@@ -173,7 +174,7 @@ class FineTuning:
             "seconds": round(time.monotonic() - started, 1),
         }
 
-    def _measure(self, predicted: EvalPrediction) -> dict[str, float]:
+    def _measure(self, predicted: EvalPrediction | PredictionOutput) -> dict[str, float]:
         """Return the reported metrics, and GLUE's score: the mean of the task's own."""
         labels, outputs = map(np.asarray, (predicted.label_ids, predicted.predictions))
         names = dict.fromkeys([*self.task.metrics, *self.metrics])

@@ -262,7 +262,7 @@ def _scores_of(
         if not comma or metric.endswith("_stderr") or not isinstance(value, (int, float)):
             continue
         error = result.get(f"{metric}_stderr,{which}")
-        finite = isinstance(error, (int, float)) and math.isfinite(error)
+        finite = error if isinstance(error, (int, float)) and math.isfinite(error) else None
         items = [
             sample.get(metric)
             for task in tasks
@@ -272,7 +272,7 @@ def _scores_of(
         better = results["higher_is_better"].get(tasks[0], {}).get(metric)
         scores[metric if which == "none" else key] = Score(
             value=float(value),
-            stderr=float(error) if finite else None,
+            stderr=finite,
             higher_is_better=better is not False,
             # What is aggregated from pairs, such as BLEU, has no numbers of items.
             items=tuple(map(float, items)) if all(map(_is_number, items)) else (),

@@ -210,7 +210,7 @@ def _score_table(groups: Groups[Pretrained], scores: Mapping[Path, Scores]) -> T
                         group.name,
                         str(len(of_group)),
                         mean_sd(spread([score.value for score in of_group]), DIGITS),
-                        number(error and error.mean, DIGITS),
+                        number(None if error is None else error.mean, DIGITS),
                     )
                 )
     header = ("task", "metric", "variant", "n", "mean ± sd", "standard error")
