@@ -324,7 +324,7 @@ def passes(error: Exception) -> bool:
     from huggingface_hub import errors
 
     causes = [cause for cause in (error, error.__cause__) if cause is not None]
-    if any(isinstance(cause, errors.OfflineModeIsEnabled) for cause in causes):
+    if any(isinstance(cause, errors.OfflineModeIsEnabled | DataError) for cause in causes):
         return False
     answers = [
         answer for cause in causes if (answer := getattr(cause, "response", None)) is not None
