@@ -1,14 +1,13 @@
-"""Paths that begin with ~, in every argument and option; variables without a value."""
+"""Paths that begin with ~, in every argument and option."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from data_pipeline.io.home import expand_home, unset_empty_variables
+from data_pipeline.io.home import expand_home
 from tests.data_pipeline.helpers import Workshop, run
 
 
@@ -27,11 +26,3 @@ def test_a_path_that_begins_with_a_tilde_is_below_the_home_directory(
     assert not (tmp_path / "~").exists()
     refused = run("tokenize", "~/", "--tokenizer=~/small.model", "--out=~/out", "--name=a")
     assert "lies inside the input directory" in refused.sentence()
-
-
-def test_a_variable_without_a_value_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("HF_ENDPOINT", ""), ("HF_TOKEN", "x"), ("OTHER", "")):
-        monkeypatch.setenv(name, value)
-    unset_empty_variables()
-    assert "HF_ENDPOINT" not in os.environ
-    assert os.environ["HF_TOKEN"] == "x" and os.environ["OTHER"] == ""
