@@ -161,9 +161,14 @@ class FrozenAttention(HeadRows):
         """Refuse weights that were trained over other frozen rows.
 
         Raises:
-            MethodError: names what differs.
+            MethodError: names what differs, or the state is damaged.
         """
-        saved = json.loads(bytes(state.tolist()))
+        try:
+            saved = json.loads(bytes(state.tolist()))
+        except (ValueError, TypeError, RecursionError):
+            saved = None
+        if not isinstance(saved, dict):
+            raise MethodError("the state of the frozen rows is damaged; load another checkpoint")
         own = self._identity
         for key in (*own, *saved):
             if saved.get(key) != own.get(key):

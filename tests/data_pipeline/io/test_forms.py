@@ -36,6 +36,7 @@ BY_HAND = {
     "data_pipeline/sources/records.py": "lines of a user's text",
     "data_pipeline/tokenizer/tokenizer.py": "configurations of anybody's tokenizers",
     "laboratory/compare/loss_files.py": "losses that any trainer has written",
+    "megatron_patches/attention/module.py": "compared with the live rows, whatever it is",
     "pretrain/doctor/rendezvous.py": "what ranks tell each other",
     "pretrain/runs/metrics_file.py": "checked line by line, at twice the speed",
     "pretrain/export/models.py": "configurations of anybody's models",
