@@ -185,7 +185,7 @@ def approximation(
     ] = "vanilla,orthogonal",
     widths: Annotated[str, typer.Option(help="hidden_size values, ascending.")] = "16,32,64",
     depths: Annotated[str, typer.Option(help="num_layers values, ascending.")] = "1,2,4",
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 1 … this.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from 1 on.")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of every model.")] = 400,
     learning_rate: Annotated[
         float, typer.Option(min=0, help="Peak learning rate of AdamW.")

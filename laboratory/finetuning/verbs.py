@@ -28,7 +28,7 @@ Data = Annotated[
     str,
     typer.Option(help="Directory of GLUE with a folder for each task, or its name on the hub."),
 ]
-Seeds = Annotated[int, typer.Option(min=1, help="Fine-tunings of each: seeds 1 … this.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Fine-tunings of each, with seeds from 1 on.")]
 LearningRate = Annotated[float, typer.Option(min=1e-12, help="Peak learning rate of AdamW.")]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the training examples, at most.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Examples of a step.")]

@@ -224,10 +224,14 @@ def _rotary_base(directory: Path, rotation: dict[str, Any]) -> int:
             f"{directory}: its rope_type is {rotation['rope_type']!r}, a scaled rotation, which "
             "there is not here: it cannot be imported"
         )
-    base = float(rotation["rope_theta"])
+    theta = rotation["rope_theta"]
+    try:
+        base = float(theta)
+    except (OverflowError, TypeError, ValueError):  # config.json may hold any number or word
+        base = math.nan
     if not base.is_integer():
         raise UserError(
-            f"{directory}: its rope_theta is {base!r}, and model.rotary_base is a whole number: it "
+            f"{directory}: its rope_theta is {str(theta)[:40]}, and model.rotary_base is a whole number: it "
             "cannot be imported"
         )
     return int(base)
