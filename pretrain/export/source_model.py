@@ -231,8 +231,8 @@ def _rotary_base(directory: Path, rotation: dict[str, Any]) -> int:
         base = math.nan
     if not base.is_integer():
         raise UserError(
-            f"{directory}: its rope_theta is {str(theta)[:40]}, and model.rotary_base is a whole number: it "
-            "cannot be imported"
+            f"{directory}: its rope_theta is {str(theta)[:40]}, and model.rotary_base is a whole "
+            "number: it cannot be imported"
         )
     return int(base)
 
