@@ -141,9 +141,8 @@ def test_what_the_commands_leave_is_what_readme_names(reader: Reader) -> None:
 
 def test_texts_become_a_page_with_text_of_both_models(reader: Reader) -> None:
     said = reader.paste(TRY).stdout.splitlines()
-    assert said[1].startswith("not read (no column of the text): results/")
-    assert said[2] == "vanilla beside vanilla_conv4 beside monarch_shared_conv:"
-    assert said[5].startswith("2 layers of 32") and "6 steps" in said[5]
+    assert said[1] == "vanilla beside vanilla_conv4 beside monarch_shared_conv:"
+    assert said[4].startswith("2 layers of 32") and "6 steps" in said[4]
     assert said[-1] == "report: trial/comparison/report.html"
     page = reader.place / "trial/comparison"
     content = json.loads((page / "comparison.json").read_text())

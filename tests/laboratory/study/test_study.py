@@ -102,7 +102,10 @@ def test_ten_times_as_many_runs_of_a_method_take_ten_times_the_calls() -> None:
 
 def test_only_a_command_with_subjects_names_them_as_the_remedy() -> None:
     one, two = (
-        replace(model(name, "v", 1), config={"attention": {}, "data": {"size": size}})
+        replace(
+            model(name, "v", 1),
+            config={"attention": {}, "run": {"name": name}, "data": {"size": size}},
+        )
         for name, size in (("a", 1), ("b", 2))
     )
     with pytest.raises(UserError, match=r"with run\.seed=1: give one of them$"):
