@@ -175,13 +175,16 @@ while "SIGTERM" not in seen:
     with subprocess.Popen(
         command, cwd=ROOT, env=rank_environment(), start_new_session=True
     ) as launcher:
-        wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
-        launcher.send_signal(signal.SIGUSR1)
-        wait_for(tmp_path / "SIGUSR1-0", tmp_path / "SIGUSR1-1")
-        os.killpg(launcher.pid, signal.SIGINT)
-        wait_for(tmp_path / "SIGINT-0", tmp_path / "SIGINT-1")
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(timeout=30) == 0
+        try:
+            wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
+            launcher.send_signal(signal.SIGUSR1)
+            wait_for(tmp_path / "SIGUSR1-0", tmp_path / "SIGUSR1-1")
+            os.killpg(launcher.pid, signal.SIGINT)
+            wait_for(tmp_path / "SIGINT-0", tmp_path / "SIGINT-1")
+            launcher.send_signal(signal.SIGTERM)
+            assert launcher.wait(timeout=30) == 0
+        finally:
+            launcher.kill()  # else a failed wait would wait for it for ever
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [
         "SIGUSR1 SIGINT SIGTERM"
     ] * 2
