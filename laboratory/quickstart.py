@@ -54,7 +54,7 @@ CAUTION = (
     "one run of each variant decides nothing: README's findings say what more seeds and tokens "
     "have shown"
 )
-"""What is said above the comparison."""
+"""Sentence above the comparison."""
 PROMPTS, PROMPT_TOKENS = 2, 12
 PLACES = ("run.name", "run.directory", "data.directory")
 """Settings that follow from --out."""

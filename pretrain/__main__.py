@@ -23,9 +23,8 @@ except ModuleNotFoundError:
     )
     sys.exit(2)
 
-from data_pipeline.io.home import expand_arguments
+from data_pipeline.io.home import expand_arguments, unset_empty_variables
 from data_pipeline.io.limits import limit_sentence
-from data_pipeline.io.variables import unset_empty_variables
 from data_pipeline.io.words import guard_output, output_or_refusal, shown_in_line
 from pretrain.checkpoint.verb import checkpoint
 from pretrain.config.arguments import ConfigArgument, OverridesArgument

@@ -7,6 +7,5 @@ lease     locks that are files with a heartbeat
 limits    a lack of memory or threads, in a sentence
 pool      worker processes
 progress  progress on a terminal or in a log
-variables empty environment variables, which count as unset
 words     control characters of a terminal, shown as escapes
 """

@@ -1,4 +1,4 @@
-"""What a shell leaves alone: ~ in `--out=~/x` and `run.directory=~/x`, and empty variables."""
+"""Paths that begin with ~, in `--out=~/x` and `run.directory=~/x`, and empty variables."""
 
 from __future__ import annotations
 
@@ -11,10 +11,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import typer
 
+_MEANINGFUL = ("_VISIBLE_DEVICES", "_PROXY")
+"""Ends of the names of variables that say something by being empty: no GPU, and no proxy."""
+
 
 def expand_home(path: str | os.PathLike[str]) -> Path:
     """Replace ~ or ~NAME at the beginning of a path by the home directory it stands for."""
     return Path(os.path.expanduser(path))
+
+
+def unset_empty_variables() -> None:
+    """Remove empty variables from the environment of this process and its children.
+
+    Job scripts export variables that they have no value for; called before anything reads one.
+    """
+    for name, value in list(os.environ.items()):
+        if not value and not name.upper().endswith(_MEANINGFUL):
+            del os.environ[name]
 
 
 def expand_arguments(app: typer.Typer) -> None:

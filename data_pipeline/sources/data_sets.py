@@ -42,15 +42,15 @@ class DataShard:
     """Shard of a data set, which can be sent to another process.
 
     Attributes:
-        place: Input that opens the very same data set again; "" for one in memory.
+        address: Input that opens the very same data set again; "" for one in memory.
         index: Number of the shard, from 0.
         count: Number of shards.
         columns: Columns that are read.
         version: Fingerprint or commit, configuration and split; "" where there is none.
-        data: Data set, or texts, in memory; None is opened by its place.
+        data: Data set, or texts, in memory; None is opened by its address.
     """
 
-    place: str
+    address: str
     index: int
     count: int
     columns: tuple[str, ...]
@@ -58,7 +58,7 @@ class DataShard:
     data: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{self.place or 'the data set'}, shard {self.index + 1} of {self.count}"
+        return f"{self.address or 'the data set'}, shard {self.index + 1} of {self.count}"
 
     def batches(self) -> Iterator[Any]:
         """Iterate over the rows as record batches of pyarrow.
@@ -66,7 +66,7 @@ class DataShard:
         Raises:
             DataError: If the data set cannot be opened any more, or is another.
         """
-        data = _reopened(self.place, self.version) if self.data is None else self.data
+        data = _reopened(self.address, self.version) if self.data is None else self.data
         if not hasattr(data, "shard"):
             yield from _batches_of_texts(data, self.columns[0])
             return
@@ -80,14 +80,14 @@ class DataSet:
     """Data set that has been opened.
 
     Attributes:
-        place: Input that opens it again, with the commit that was read; "" for one in memory.
+        address: Input that opens it again, with the commit that was read; "" for one in memory.
         origin: Entry `origin` of a shard directory's manifest.
         version: As of its shards.
         data: Dataset, IterableDataset, or iterable of texts.
         split: Name of the split, the first part of the shards' names.
     """
 
-    place: str
+    address: str
     origin: dict[str, str]
     version: str
     data: Any
@@ -106,12 +106,12 @@ class DataSet:
             DataError: If there is no row.
         """
         row: Mapping[str, Any] | None = None
-        with refusing(self.place):
+        with refusing(self.address):
             rows = self.data.select_columns(columns) if columns else self.data
             if getattr(rows, "num_rows", 1):
                 row = next(iter(rows), None)
         if row is None:
-            raise DataError(f"{self.place or 'the data set'} has no rows; give another split")
+            raise DataError(f"{self.address or 'the data set'} has no rows; give another split")
         return row
 
     def shards(self, columns: tuple[str, ...]) -> dict[str, DataShard]:
@@ -121,10 +121,10 @@ class DataSet:
             count = -(-self.data.num_rows // _SHARD_ROWS)
         elif hasattr(self.data, "num_shards"):
             count = self.data.num_shards
-        data = None if self.place else self.data
+        data = None if self.address else self.data
         return {
             f"{self.split}-{index:05d}-of-{count:05d}": DataShard(
-                self.place, index, count=count, columns=columns, version=self.version, data=data
+                self.address, index, count=count, columns=columns, version=self.version, data=data
             )
             for index in range(count)
         }
@@ -138,12 +138,12 @@ def is_data_set(entry: str | Path) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _reopened(place: str, version: str) -> Any:
+def _reopened(address: str, version: str) -> Any:
     """Open a data set once in each process that reads its shards."""
-    opened = open_data_set(place)
+    opened = open_data_set(address)
     if opened.version != version:
         raise DataError(
-            f"input {place} changed after it was opened first: it is {opened.version}, it was "
+            f"input {address} changed after it was opened first: it is {opened.version}, it was "
             f"{version}; restore it, or choose another --out"
         )
     return opened.data
@@ -197,11 +197,11 @@ def in_memory(data: Any, column: str) -> DataSet:
 
 
 @contextlib.contextmanager
-def refusing(place: str, repository: str = "", revision: str = "") -> Iterator[None]:
+def refusing(address: str, repository: str = "", revision: str = "") -> Iterator[None]:
     """Turn every error of `datasets` and what it calls into a DataError of one sentence.
 
     Args:
-        place: Data set, as the input names it.
+        address: Data set, as the input names it.
         repository: Name on the hub.
         revision: Branch, tag or commit, as it was given.
 
@@ -210,23 +210,23 @@ def refusing(place: str, repository: str = "", revision: str = "") -> Iterator[N
     """
     import datasets
 
-    place = place or "the data set"
-    with refusing_hub_errors(f"read {place}", repository or place, revision):
+    address = address or "the data set"
+    with refusing_hub_errors(f"read {address}", repository or address, revision):
         try:
             yield
         except datasets.exceptions.DatasetNotFoundError as error:
             if "gated" in str(error):
-                raise gated(place) from error
-            raise DataError(f"cannot read {place}: {one_line(error)}") from error
+                raise gated(address) from error
+            raise DataError(f"cannot read {address}: {one_line(error)}") from error
         except ImportError as error:
             raise DataError(
-                f"{place} needs a package that is not installed ({one_line(error)}); for s3:// "
+                f"{address} needs a package that is not installed ({one_line(error)}); for s3:// "
                 f"{how_to_install('s3')}"
             ) from error
         except (OSError, ValueError, RuntimeError):
             raise
         except Exception as error:  # each store and each format has errors of its own
-            raise DataError(f"cannot read {place}: {one_line(error)}") from error
+            raise DataError(f"cannot read {address}: {one_line(error)}") from error
 
 
 def _open_saved(directory: str) -> DataSet:
@@ -243,9 +243,9 @@ def _open_saved(directory: str) -> DataSet:
         directory = os.path.join(directory, split)
         data = data[split]
     fingerprint: str = data._fingerprint
-    place = os.path.abspath(directory)
-    origin = {"source": place, "repository": "", "revision": fingerprint}
-    return DataSet(place, origin, version=fingerprint, data=data, split=split)
+    address = os.path.abspath(directory)
+    origin = {"source": address, "repository": "", "revision": fingerprint}
+    return DataSet(address, origin, version=fingerprint, data=data, split=split)
 
 
 def _open_on_hub(name: str) -> DataSet:
@@ -259,7 +259,7 @@ def _open_on_hub(name: str) -> DataSet:
             f"{_HUB}:{name} is not hf:NAME[:CONFIG[:SPLIT]][@REVISION], as "
             f"hf:HuggingFaceFW/fineweb-edu:sample-10BT:train"
         )
-    place = f"{_HUB}:{name}"
+    address = f"{_HUB}:{name}"
     offline: bool = datasets.config.HF_HUB_OFFLINE
 
     def request() -> tuple[str, str, Mapping[str, Any]]:
@@ -274,16 +274,16 @@ def _open_on_hub(name: str) -> DataSet:
             if "script" not in str(error):
                 raise
             raise DataError(
-                f"{place} is a script, and `datasets` no longer runs scripts; give the hub's copy "
-                f"in parquet: {_HUB}:{named}@refs/convert/parquet"
+                f"{address} is a script, and `datasets` no longer runs scripts; give the hub's "
+                f"copy in parquet: {_HUB}:{named}@refs/convert/parquet"
             ) from error
         return commit, builder.config.name, builder.as_streaming_dataset()
 
-    with refusing(place, repository, revision):
+    with refusing(address, repository, revision):
         waits = () if offline else FIRST_WAITS
-        commit, config, splits = repeat(request, place, _say, waits=waits)
+        commit, config, splits = repeat(request, address, _say, waits=waits)
     advice = f"give {_HUB}:{repository}:{config}:SPLIT"
-    split = _choose_split(place, [*splits], split, advice)
+    split = _choose_split(address, [*splits], split, advice)
     pinned = f"{_HUB}:{repository}:{config}:{split}" + (f"@{commit}" if commit else "")
     commit = commit or splits[split]._fingerprint
     origin = {"source": f"{_HUB}:{named}", "repository": repository, "revision": commit}
@@ -316,7 +316,7 @@ def _open_files(entry: str, reader: str, files: str) -> DataSet:
     return DataSet(entry, origin, version=version, data=splits[split], split=split)
 
 
-def _choose_split(place: str, splits: list[str], split: str, advice: str) -> str:
+def _choose_split(address: str, splits: list[str], split: str, advice: str) -> str:
     """Return the split that is named, else the only one or `train`.
 
     Args:
@@ -330,7 +330,7 @@ def _choose_split(place: str, splits: list[str], split: str, advice: str) -> str
     if not split and (_UNSPLIT in splits or len(splits) == 1):
         return _UNSPLIT if _UNSPLIT in splits else splits[0]
     missing = f"no split {split}" if split else f"no split {_UNSPLIT}"
-    raise DataError(f"{place} has {missing}; it has {', '.join(splits) or 'none'}: {advice}")
+    raise DataError(f"{address} has {missing}; it has {', '.join(splits) or 'none'}: {advice}")
 
 
 def _batches_of_texts(texts: Iterable[Any], column: str) -> Iterator[Any]:

@@ -164,7 +164,7 @@ class Inputs:
     def root(self) -> str:
         """Return the directory of the files, or the place of the data set."""
         if self.data_set is not None:
-            return self.data_set.place
+            return self.data_set.address
         return str(self.files[0].path)[: -len(self.files[0].name)]
 
 
@@ -215,9 +215,9 @@ def shards_of(data_set: DataSet, keys: RecordKeys) -> Inputs:
     """
     columns: tuple[str, ...] = keys.text_keys
     if hasattr(data_set.data, "select_columns"):
-        place = data_set.place or "the data set"
+        data_set_name = data_set.address or "the data set"
         names = data_set.columns()
-        keys.require_text(names, place)
+        keys.require_text(names, data_set_name)
         columns = tuple(
             name for name in names if keys.holds_text(name) or may_hold(name, keys.source)
         )
@@ -225,7 +225,7 @@ def shards_of(data_set: DataSet, keys: RecordKeys) -> Inputs:
         for key in keys.text_keys:
             if isinstance(first.get(key), list):
                 raise DataError(
-                    f'{place}: the column "{key}" holds lists, not text; name a column of text '
+                    f'{data_set_name}: the column "{key}" holds lists, not text; name a column of text '
                     f"with --text-key: it has {shortened_names(names)}"
                 )
     shards = data_set.shards(columns)

@@ -130,7 +130,7 @@ def tokenize_data(
         inputs = find_inputs(at_planned_revision([str(data)], directory), options.keys)
     else:
         inputs = shards_of(in_memory(data, options.keys.text_keys[0]), options.keys)
-    if inputs.data_set is not None and not inputs.data_set.place and workers > 1:
+    if inputs.data_set is not None and not inputs.data_set.address and workers > 1:
         try:
             pickle.dumps(inputs.files)
         except Exception as error:  # whatever the data set is made of raises

@@ -230,11 +230,12 @@ def _refuse_lost_end(records: Sequence[_Record], key: str) -> None:
     step.
     """
     measured = [record for record in records if key in record.values]
-    given = [record.values[key] not in _NOTHING for record in measured]
-    end = len(given) - given[::-1].index(True) if True in given else 0
+    has_value = [record.values[key] not in _NOTHING for record in measured]
+    end = len(has_value) - has_value[::-1].index(True) if True in has_value else 0
     for record in measured[end:]:
         others = (name for name, value in record.values.items() if value not in _NOTHING)
-        is_of_another_kind = not all(given[:end]) and any(_plain(o) not in STEPS for o in others)
+        has_another_number = any(_plain(name) not in STEPS for name in others)
+        is_of_another_kind = has_another_number and not all(has_value[:end])
         if record.values[key] is None or not is_of_another_kind:
             what = "null" if record.values[key] is None else "empty"
             raise UserError(

@@ -50,7 +50,7 @@ _KEPT = TypeAdapter(_Kept)
 
 @dataclass(frozen=True)
 class Arm:
-    """What is fine-tuned.
+    """Variant of a fine-tuning.
 
     Attributes:
         group: Name in the report.
@@ -141,10 +141,11 @@ def run_trials(
                 "metrics": list(metrics),
                 "examples": content_digest([split.to_dict() for split in splits.values()]),
             }
-            place = hashlib.sha256(str(model.directory.resolve()).encode()).hexdigest()[:8]
+            path = str(model.directory.resolve()).encode()
+            directory_digest = hashlib.sha256(path).hexdigest()[:8]
             for seed in range(1, seeds + 1):
                 begin(title := f"{model.name}, {arm.group}, {task.name}, seed {seed}")
-                name = f"{model.name}-{arm.group}-{task.name}-{seed}-{place}"
+                name = f"{model.name}-{arm.group}-{task.name}-{seed}-{directory_digest}"
 
                 def train(tuning: FineTuning = tuning, seed: int = seed) -> dict[str, Any]:
                     return {"result": tuning.run(seed)}

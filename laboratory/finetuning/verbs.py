@@ -81,10 +81,10 @@ def glue(
     """
     from laboratory.finetuning.glue_data import find_tasks
 
-    found = find_tasks(tasks)
+    glue_tasks = find_tasks(tasks)
     refuse_unwritable(out)
     require_packages("evaluate glue", *PACKAGES)
-    rows = _read(found, data)
+    rows = _read(glue_tasks, data)
     from laboratory.finetuning.experiment import exported_arm
     from laboratory.finetuning.models import group_models, open_pretrained
     from laboratory.finetuning.training import Settings
@@ -141,10 +141,10 @@ def reservoir(
     """
     from laboratory.finetuning.glue_data import find_tasks
 
-    found = find_tasks(task, "--task")
+    glue_tasks = find_tasks(task, "--task")
     refuse_unwritable(out)
     require_packages("evaluate reservoir", *PACKAGES)
-    rows = _read(found, data)
+    rows = _read(glue_tasks, data)
     from laboratory.finetuning.experiment import TRAINED, reservoir_arms
     from laboratory.finetuning.models import load_classifier, load_tokenizer, open_pretrained
     from laboratory.finetuning.query_key import query_key
@@ -159,8 +159,8 @@ def reservoir(
     )
     opened = open_pretrained(model, trust_code)
     # Refused before the first training, which would take long.
-    query_key(load_classifier(opened, found[0], load_tokenizer(opened)))
-    two_labels = all(each.labels == 2 for each in found)
+    query_key(load_classifier(opened, glue_tasks[0], load_tokenizer(opened)))
+    two_labels = all(glue_task.labels == 2 for glue_task in glue_tasks)
     _run(
         reservoir_arms(opened),
         rows,

@@ -36,7 +36,7 @@ ENVIRONMENT = (
     "zero_stage",
     "dtype",
 )
-"""What of environment.json can change a digit of a loss, and by which program."""
+"""Keys of environment.json that can change a digit of a loss, and the program's commit."""
 
 
 def changed_settings(run: FinishedRun) -> dict[str, Any]:

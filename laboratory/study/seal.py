@@ -320,12 +320,12 @@ def _lost_seals(directory: Path, seals: Iterable[Seal]) -> tuple[str, ...]:
 
     All runs of the directory count, whether they are compared or not: a seal may be of others.
     """
-    named = {digest for seal in seals for digest in seal.sealed.earlier_seals or ()}
+    named_digests = {digest for seal in seals for digest in seal.sealed.earlier_seals or ()}
     for environment in sorted(directory.glob("*/environment.json")):
         with suppress(OSError, UserError):  # of a run that is not compared, or refused elsewhere
             starts = _starts(read_facts(environment))
-            named.update(*(start.get("seals", ()) for start in starts))
-    return tuple(sorted(named - {*intact_seals(directory)}))
+            named_digests.update(*(start.get("seals", ()) for start in starts))
+    return tuple(sorted(named_digests - {*intact_seals(directory)}))
 
 
 def lost_text(lost: Sequence[str]) -> str:

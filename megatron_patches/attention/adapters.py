@@ -253,13 +253,13 @@ def require_effect(adapters: Iterable[Adapter], sizes: AdapterSizes, *, qk_norm:
         assert corrected.value is not None
         return torch.cat([scores.flatten(), corrected.value.flatten()])
 
-    before = outcome()
+    outcome_before = outcome()
     for adapter in adapters:
         for weight in adapter.weights(sizes):
             tensor = tensors[weight.name]
             drawn_before = tensor.clone()
             tensor.copy_(draw(tensor.shape))
-            if torch.allclose(outcome(), before, rtol=1e-9):
+            if torch.allclose(outcome(), outcome_before, rtol=1e-9):
                 cause = "the norm of queries and keys (model.qk_norm) undoes it; " * qk_norm
                 raise MethodError(
                     f"attention.adapters names {adapter.name}, whose tensor {weight.name} would "

@@ -16,8 +16,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.home import expand_arguments
-from data_pipeline.io.variables import unset_empty_variables
+from data_pipeline.io.home import expand_arguments, unset_empty_variables
 from data_pipeline.io.words import guard_output, shown_in_line
 from pretrain.errors import UserError
 from pretrain.job.job_kinds import JobKind, Tokenizing, Training, errors_in

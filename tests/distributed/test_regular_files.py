@@ -1,4 +1,4 @@
-"""What is not a regular file, or is far too large, is refused by every verb that reads it.
+"""Every verb refuses a path that is not a regular file, and a file that is far too large.
 
 A pipe would never end, a device neither, and a file of a terabyte would take all memory.
 """

@@ -63,7 +63,7 @@ Scores = Mapping[str, Mapping[str, Score]]
 
 @dataclass(frozen=True)
 class Request:
-    """What every model is asked.
+    """Request to the harness, the same for every model.
 
     Attributes:
         names: Names of tasks, groups and tags.

@@ -40,7 +40,7 @@ NOUNS = {
 }
 VERBS = {"sees": "suda", "finds": "feri", "leaves": "goma", "loves": "hito"}
 HELD_OUT = 100
-"""One sentence of this many, drawn by its hash, is of the task and not trained on."""
+"""Sentences of which one, drawn by its hash, is held out for the task."""
 
 
 def translate(words: tuple[str, ...]) -> str:

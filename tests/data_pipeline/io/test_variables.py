@@ -44,7 +44,7 @@ def test_the_pipeline_among_empty_variables(tiny_shards: Path) -> None:
 
 def test_what_says_something_by_being_empty_stays() -> None:
     program = (
-        "import os; from data_pipeline.io.variables import unset_empty_variables as unset; "
+        "import os; from data_pipeline.io.home import unset_empty_variables as unset; "
         "unset(); print(sorted(name for name in os.environ if not os.environ[name]))"
     )
     names = {"CUDA_VISIBLE_DEVICES": "", "http_proxy": "", "MASTER_ADDR": "", "HF_ENDPOINT": ""}

@@ -75,7 +75,7 @@ def names(paths: list[Path], baseline: str = "vanilla") -> list[str]:
 
 
 def test_a_label_of_several_words_is_called_by_the_name_of_its_grid(tmp_path: Path) -> None:
-    """One name for one label; where a name stands for several, the labels stay."""
+    """A name takes the place of one label; labels that share a name stay."""
     paths = []
     for seed in (1, 2):
         for name, adapters in (
