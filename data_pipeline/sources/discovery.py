@@ -225,8 +225,8 @@ def shards_of(data_set: DataSet, keys: RecordKeys) -> Inputs:
         for key in keys.text_keys:
             if isinstance(first.get(key), list):
                 raise DataError(
-                    f'{data_set_name}: the column "{key}" holds lists, not text; name a column of text '
-                    f"with --text-key: it has {shortened_names(names)}"
+                    f'{data_set_name}: the column "{key}" holds lists, not text; name a column '
+                    f"of text with --text-key: it has {shortened_names(names)}"
                 )
     shards = data_set.shards(columns)
     return Inputs([InputFile(shard, name, 0) for name, shard in shards.items()], (), data_set)
