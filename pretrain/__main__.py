@@ -45,8 +45,8 @@ LABORATORY = {
     "replay": "laboratory.replay.verb:replay",
     "diff": "laboratory.replay.verb:diff",
     "evaluate": "laboratory.evaluation.verbs:evaluate",
-    "try": "laboratory.quickstart:try_",
-    "demo": "laboratory.quickstart:demo",
+    "try": "laboratory.quickstart.verbs:try_",
+    "demo": "laboratory.quickstart.verbs:demo",
 }
 """{verb: its function, or its app of verbs}, all that this package knows of the laboratory."""
 

@@ -16,22 +16,11 @@ from typer.testing import CliRunner
 
 from data_pipeline.errors import DataError
 from data_pipeline.sources.discovery import find_inputs
-from laboratory.quickstart import (
-    LEAST_BYTES,
-    SIZES,
-    SPELLED_OUT,
-    Trial,
-    _designs,
-    _grid,
-    _training_seconds,
-    _training_sentence,
-    _write_grid,
-    choose_arms,
-    linked,
-    parameters,
-    plan_sizes,
-    survey,
-)
+from laboratory.quickstart.arms import SPELLED_OUT, choose_arms, named_designs
+from laboratory.quickstart.sizes import SIZES, parameters, plan_sizes, training_seconds
+from laboratory.quickstart.texts import linked, survey
+from laboratory.quickstart.trial import Trial, _grid, _training_sentence, _write_grid
+from laboratory.quickstart.verbs import LEAST_BYTES
 from laboratory.sweep.grid import expand, read_grid
 from megatron_patches.recipe.variants import LEADING
 from pretrain.__main__ import app
@@ -40,6 +29,7 @@ from pretrain.config.sources import override_text
 from pretrain.errors import UserError
 from tests.data_pipeline.helpers import run as run_data
 
+RUN_TRIAL = "laboratory.quickstart.verbs.run_trial"
 WORDS = "It was the best of times, it was the worst of times.\n\n"
 
 
@@ -57,7 +47,7 @@ def refused(*words: str) -> str:
 
 def planned(size: int, cores: int, minutes: float, **own: Any) -> Trial:
     # Three runs, two at a time.
-    options = plan_sizes(size, cores / 2, _training_seconds(minutes) / 2)
+    options = plan_sizes(size, cores / 2, training_seconds(minutes) / 2)
     settings, of_tokenizer, of_shards = options
     return Trial(
         texts=("x",),
@@ -126,7 +116,7 @@ def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
     # The frozen design and its baseline differ in queries and keys alone.
     assert trial.arms.baseline == "vanilla_conv4"
     assert configs[1].policy.adapters == configs[2].policy.adapters != ()
-    entry = _designs()[SPELLED_OUT].items()
+    entry = named_designs()[SPELLED_OUT].items()
     spelled_out = [override_text(key, value) for key, value in entry if key != "name"]
     assert configs[2].policy == load_config("demo", spelled_out).policy
     for config in configs[1:]:
@@ -164,7 +154,7 @@ def test_a_design_is_compared_with_what_differs_in_one_thing(
     assert (list(arms.names), arms.baseline) == (names, baseline)
 
 
-@pytest.mark.parametrize("design", [*list(_designs())[1:]])
+@pytest.mark.parametrize("design", [*list(named_designs())[1:]])
 def test_every_design_has_a_baseline_with_its_adapters(design: str) -> None:
     arms = choose_arms(design)
     policies = {}
@@ -186,7 +176,7 @@ def test_the_demo_is_the_config_of_that_name(
     """Its runs are those that pages name: what an older `make demo` has trained stays trained."""
     monkeypatch.chdir(tmp_path)
     trials: list[Trial] = []
-    monkeypatch.setattr("laboratory.quickstart.run_trial", lambda trial, *_: trials.append(trial))
+    monkeypatch.setattr(RUN_TRIAL, lambda trial, *_: trials.append(trial))
     assert CliRunner().invoke(app, ["demo"]).exit_code == 0
     (trial,) = trials
     runs = expand(read_grid(str(_write_grid(_grid(trial, Path("demo")), Path("demo")))))
@@ -230,7 +220,7 @@ def test_a_damaged_text_does_not_end_a_trial(
     text_file(tmp_path / "in/good.txt", 300_000)
     (tmp_path / "in/bad.txt").write_bytes(b"good\n\nbad \xff")
     trials: list[Trial] = []
-    monkeypatch.setattr("laboratory.quickstart.run_trial", lambda trial, *_: trials.append(trial))
+    monkeypatch.setattr(RUN_TRIAL, lambda trial, *_: trials.append(trial))
     command = ["try", str(tmp_path / "in"), f"--out={tmp_path / 'out'}"]
     assert CliRunner().invoke(app, command).exit_code == 0
     (trial,) = trials
@@ -263,9 +253,9 @@ def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(
 def test_of_a_data_set_the_beginning_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laboratory.quickstart.MOST_BYTES", 300_000)
+    monkeypatch.setattr("laboratory.quickstart.texts.MOST_BYTES", 300_000)
     trials: list[Trial] = []
-    monkeypatch.setattr("laboratory.quickstart.run_trial", lambda trial, *_: trials.append(trial))
+    monkeypatch.setattr(RUN_TRIAL, lambda trial, *_: trials.append(trial))
     rows = [f"{n} {WORDS}" for n in range(9000)]
     (tmp_path / "a.csv").write_text("id,body\n" + "".join(f'1,"{row}"\n' for row in rows))
     command = ["try", f"csv:{tmp_path}/a.csv", f"--out={tmp_path / 'out'}"]
