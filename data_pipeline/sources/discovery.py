@@ -367,6 +367,6 @@ def _why_not_file(path: Path) -> str | None:
     reason = _why_not(path.name, status.st_size)
     if reason is None and path.suffix.lower() == ".json":
         with contextlib.suppress(OSError), open(path, "rb") as stream:
-            if is_whole_json(stream.readline(_JSON_BYTES)):
+            if is_whole_json(stream.readline(_JSON_BYTES), stream.readline(_JSON_BYTES)):
                 return JSON_AS_A_WHOLE
     return reason

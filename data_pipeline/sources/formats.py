@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import orjson
 import zstandard
 
 _LARGEST_WINDOW = 1 << 31
@@ -147,6 +148,15 @@ def foreign_content(content: bytes) -> str | None:
     return next((description for start, description in starts if content.startswith(start)), None)
 
 
-def is_whole_json(line: bytes) -> bool:
-    """Return whether a first line begins JSON that goes over lines, or a list of records."""
-    return _WHOLE.match(line) is not None
+def is_whole_json(first: bytes, second: bytes) -> bool:
+    """Return whether two first lines begin JSON that goes over lines, or are a list of records.
+
+    Where the second line is JSON by itself, every line is a record, and the first is an odd one.
+    """
+    if _WHOLE.match(first) is None:
+        return False
+    try:
+        orjson.loads(second)
+    except orjson.JSONDecodeError:
+        return True
+    return False

@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import lzma
 import tarfile
@@ -155,18 +156,19 @@ class RecordReader:
     def _json_lines(
         self, lines: Iterable[bytes | DamageError], broken: bool = False
     ) -> Iterator[Document | Reject]:
-        first = True
-        for line in lines:
+        lines = iter(lines)
+        beginning = [*itertools.islice(lines, 2)]
+        if beginning and isinstance(beginning[0], bytes):
+            beginning[0] = beginning[0].removeprefix(_UTF8_MARK)
+            second = beginning[1] if len(beginning) > 1 else b""
+            if isinstance(second, bytes) and is_whole_json(beginning[0], second):
+                yield Reject(1, "damaged", f"the file is {JSON_AS_A_WHOLE}")
+                return
+        for line in itertools.chain(beginning, lines):
             if isinstance(line, DamageError):
                 yield Reject(self.lines + 1, line.reason, line.detail)
                 broken = True  # the next line may be the end of a broken one
                 continue
-            if first:
-                line = line.removeprefix(_UTF8_MARK)
-                first = False
-                if is_whole_json(line):
-                    yield Reject(1, "damaged", f"the file is {JSON_AS_A_WHOLE}")
-                    return
             try:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError as error:

@@ -262,7 +262,7 @@ def _names_of_grid(runs: Sequence[Member], labels: Sequence[str]) -> dict[str, s
     """
     pairs: set[tuple[str, str]] = set()
     for run, label in zip(runs, labels, strict=True):
-        name = run.config["run"]["name"]
+        name = run.config.get("run", {}).get("name", "")  # a model of transformers has none
         pairs.add((label, arm_of(name) if name.endswith(f"-seed_{run.seed}") else label))
     of_label, of_name = map(Counter, zip(*pairs, strict=True))
     return {

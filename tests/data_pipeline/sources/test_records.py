@@ -421,6 +421,13 @@ def test_json_as_a_whole_is_told_by_its_content(tmp_path: Path, content: bytes) 
         assert reject.lost and reject.detail.startswith("the file is JSON as a whole")
 
 
+@pytest.mark.parametrize("odd", [b"[]", b'[{"text": "a"}]', b"{", b"[{"])
+def test_a_list_among_records_a_line_is_one_odd_record(tmp_path: Path, odd: bytes) -> None:
+    (tmp_path / "a.jsonl").write_bytes(odd + b"\n" + LINES)
+    assert [(d.text, d.source) for d in documents(tmp_path / "a.jsonl")] == EXPECTED
+    assert rejects(tmp_path / "a.jsonl")[0].line == 1
+
+
 def test_json_with_a_record_a_line_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(LINES)
     assert [(d.text, d.source) for d in documents(tmp_path / "a.json")] == EXPECTED

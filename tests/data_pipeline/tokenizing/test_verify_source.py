@@ -94,7 +94,7 @@ def test_inputs_that_moved_changed_or_are_gone(
     first = min(moved.glob("*.zst"))
     first.write_bytes(first.read_bytes()[::-1])
     sentence = run("verify", shards, "--inputs", moved).sentence()
-    assert f"{first} is not the file that was tokenised" in sentence
+    assert f"{first} is not what was tokenised" in sentence
 
 
 def test_texts_that_the_tokenizer_changes_agree_with_their_source(
