@@ -97,7 +97,7 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     step("3/4 training", "pretrain sweep", str(plan), *samples, *spread)
     page = out / "comparison"
     runs = [str(out / "runs" / name) for name in trial.arms.names]
-    against = (f"--baseline={trial.arms.baseline}", f"--out={page}")
+    against = ("--by=names", f"--baseline={trial.arms.baseline}", f"--out={page}")
     asked = [f"--prompt={text}" for text in prompts]
     step(f"4/4 comparison: {CAUTION}", "pretrain compare", *runs, *against, *asked)
 

@@ -22,6 +22,7 @@ from laboratory.results.tables import table
 from laboratory.runs.finished import FinishedRun, read_finished_run
 from laboratory.study.sealed import Sealed, design_of, design_settings
 from pretrain.errors import UserError
+from pretrain.runs.tags import LOSS
 
 FILE = "records.json"
 ENVIRONMENT = (
@@ -67,7 +68,7 @@ def records_of(runs: Iterable[FinishedRun]) -> dict[str, Any]:
             "seed": run.seed,
             "steps": run.result.steps,
             "tokens": run.result.tokens,
-            "training_loss": run.curves.last["loss/train"],
+            "training_loss": run.curves.last[LOSS.tag],
             "validation_loss": run.result.validation_loss,
             "started": run.environment.get("started"),
             "data": run.data_fingerprint,
