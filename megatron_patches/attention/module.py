@@ -149,7 +149,8 @@ class FrozenAttention(HeadRows):
             self.k_layernorm = nn.RMSNorm(width, norm_epsilon, **options)
         self._add_trained(options["device"])
         self.reset_parameters()
-        self.register_load_state_dict_pre_hook(_accept_without_identity)
+        # torch gives this method no types.
+        self.register_load_state_dict_pre_hook(_accept_without_identity)  # type: ignore[no-untyped-call]
 
     def get_extra_state(self) -> torch.Tensor:
         """Return recipe, layer and digest of the frozen rows, as bytes of JSON."""
