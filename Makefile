@@ -14,11 +14,19 @@ define environment
 endef
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
+# Where torch comes from on a machine without a GPU: 0.2 GB in place of 2.5. TORCH_INDEX= leaves the build to pip.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
 # What the program and its comparisons need (61 packages), and what the tests and the other verbs need beside it (174 in all).
 $(VENV)/core: pyproject.toml constraints.txt
 	@echo "Installing the program into $(VENV): about 60 packages, a minute or two,"
 	@echo "1.4 GB with the CPU build of torch."
 	$(call environment,$(VENV))
+	@if test -n "$(TORCH_INDEX)" && ! command -v nvidia-smi >/dev/null && ! $(VENV)/bin/python -c 'import torch' 2>/dev/null; then \
+		echo "No GPU here: torch's CPU build. On a login node of a cluster: make TORCH_INDEX="; \
+		$(VENV)/bin/python $(PIP_INSTALL) --retries 1 --timeout 15 --index-url $(TORCH_INDEX) $$(grep ^torch== constraints.txt) \
+			|| echo "It cannot be had there: the build that pip finds, which may be for GPUs."; \
+	fi
 	@$(VENV)/bin/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[compare]'
 	@touch $@
 
@@ -116,10 +124,8 @@ PARTS ?=
 record: $(VENV)/installed ## is what must stay byte-equal what it was at v0.5-lab? Half a minute; PARTS=bank,init RECORDED=FILE
 	$(RUN) -m tools.record --against $(RECORDED) $(if $(PARTS),--parts $(PARTS))
 
-# Takes torch from its CPU index; TORCH_INDEX= leaves it to pip, which may bring a build for GPUs. RELEASE_OPTIONS=--short
-# trains 20 steps in place of 240.
+# RELEASE_OPTIONS=--short trains 20 steps in place of 240.
 PYTHONS ?= python3.10 python3.13
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 RELEASE_OPTIONS ?=
 release-check: $(VENV)/installed ## sdist and wheel in empty environments do demo, try, compare-losses; PYTHONS="python3.10 python3.13" TORCH_INDEX=
 	$(VENV)/bin/python -m tools.release $(PYTHONS) --torch-index "$(TORCH_INDEX)" $(RELEASE_OPTIONS)
