@@ -24,7 +24,7 @@ from laboratory.compare.convergence import reaches, stability
 from laboratory.compare.theory import Theory, expected_cost
 from laboratory.compare.trend import Trend, fit_trends, subject_numbers
 from laboratory.runs.finished import FinishedRun, read_finished_run
-from laboratory.study.gaps import FEWEST_SEEDS, NATS, PairedGap, adjust, paired_gap
+from laboratory.study.gaps import NATS, PairedGap, adjust, paired_gap
 from laboratory.study.seal import read_seals
 from laboratory.study.sealed import arm_of
 from laboratory.study.seeds import Group, Groups, group_runs, named_apart, refuse_twice
@@ -93,7 +93,12 @@ def compare_runs(
         match=match,
         by=by,
         seals=tuple(
-            _seal_sentences(runs, _sealed_gap(groups, runs, values, match), (match, subjects))
+            _seal_sentences(
+                runs,
+                _sealed_gap(groups, runs, values, match),
+                (match, subjects),
+                claims=not all(variant.has_few_pairs for variant in variants),
+            )
         ),
     )
 
@@ -187,20 +192,10 @@ def _losses(group: Group[FinishedRun], source: str | None = None) -> dict[int, f
 
 
 def _sample_notes(variants: Sequence[Variant]) -> list[str]:
-    """Return notes on too few seeds, diverged runs and runs without a pair."""
+    """Return notes on diverged runs and on runs without a pair."""
     notes = []
-    compared = [variant for variant in variants if not variant.is_baseline]
-    pairs = {variant.name: variant.gap.n if variant.gap else 0 for variant in compared}
-    few = {name: n for name, n in pairs.items() if n < FEWEST_SEEDS}
-    if not pairs:
+    if all(variant.is_baseline for variant in variants):
         notes.append("Only the baseline was given: there is nothing to compare it with.")
-    elif few:
-        sizes = " and ".join(f"n = {n}" for n in sorted(set(few.values())))
-        which = "any variant" if len(few) == len(pairs) else ", ".join(few)
-        notes.append(
-            f"Fewer than {FEWEST_SEEDS} pairs of seeds ({sizes}) for {which}: no statistical "
-            "significance is claimed there."
-        )
     seeds = {variant.name: {run.seed for run in variant.runs} for variant in variants}
     for variant in variants:
         diverged = [run.name for run in variant.runs if run.result.validation_loss is None]
@@ -246,18 +241,23 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
 
 
 def _seal_sentences(
-    runs: Sequence[FinishedRun], gap_of: GapOf, asked: tuple[str, Sequence[str]]
+    runs: Sequence[FinishedRun],
+    gap_of: GapOf,
+    asked: tuple[str, Sequence[str]],
+    *,
+    claims: bool,
 ) -> list[str]:
-    """Return the verdict of each seal beside the runs, and a sentence on each unreadable seal."""
+    """Return the verdict of each seal beside the runs, and a sentence on each unreadable seal.
+
+    Args:
+        claims: Whether a gap has enough pairs for a claim, so that a missing seal is worth a word.
+    """
     read = read_seals(run.path.resolve().parent for run in runs)
     sentences = [verdicts(seal, runs, gap_of, asked, together=read.seals) for seal in read.seals]
-    return [
-        *(
-            [sentence for sentence in sentences if sentence]
-            or ["Not sealed: no hypothesis lies beside these runs from before the first of them."]
-        ),
-        *read.problems,
-    ]
+    said = [sentence for sentence in sentences if sentence]
+    if not said and claims:
+        said = ["Not sealed: no hypothesis lies beside these runs from before the first of them."]
+    return [*said, *read.problems]
 
 
 def _sealed_gap(

@@ -14,7 +14,7 @@ from laboratory.compare.convergence import Reach, Stability
 from laboratory.compare.theory import Theory
 from laboratory.compare.trend import Trend
 from laboratory.runs.finished import FinishedRun, ModelSize, StateBytes
-from laboratory.study.gaps import PairedGap
+from laboratory.study.gaps import FEWEST_SEEDS, PairedGap
 from laboratory.study.seeds import Groups
 from pretrain.reporting.text import Spread
 from pretrain.runs import tags
@@ -148,6 +148,11 @@ class Variant:
         return self.name == self.baseline
 
     @property
+    def has_few_pairs(self) -> bool:
+        """Whether the gap, if there is one, has too few pairs of seeds for a claim."""
+        return self.gap is None or self.gap.n < FEWEST_SEEDS
+
+    @property
     def loss_bits(self) -> float | None:
         """Return the loss in bits per byte of the held-out text."""
         return self._bits(self.validation_loss.mean) if self.validation_loss else None
@@ -225,6 +230,11 @@ class Comparison:
     def others(self) -> tuple[Variant, ...]:
         """Return every variant but the baselines."""
         return tuple(variant for variant in self.variants if not variant.is_baseline)
+
+    @property
+    def has_few_pairs(self) -> bool:
+        """Whether every gap has too few pairs of seeds for a claim."""
+        return bool(self.others) and all(variant.has_few_pairs for variant in self.others)
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -256,9 +256,12 @@ def _either(values: Sequence[float], form: str = ",") -> str:
 def in_short(comparison: Comparison) -> list[str]:
     """Return the sentences below "In short": results first, then notes.
 
-    Where a line is drawn over the subject, each variant is there at its last value alone.
+    Where a line is drawn over the subject, each variant is there at its last value alone. Below
+    FEWEST_SEEDS pairs of every variant, quality, cost and how sure both are have one sentence each.
     """
     shown = comparison.others
+    if comparison.has_few_pairs and not comparison.trends:
+        return [*_few_pairs(comparison), *comparison.seals, *comparison.notes]
     if comparison.trends:
         # Later variants of a label replace earlier ones: the last value of the subject stays.
         shown = tuple({variant.label: variant for variant in shown}.values())
@@ -271,6 +274,29 @@ def in_short(comparison: Comparison) -> list[str]:
         *_costs(comparison, shown),
         *comparison.seals,
         *comparison.notes,
+    ]
+
+
+def _few_pairs(comparison: Comparison) -> list[str]:
+    gaps = [(variant, variant.gap) for variant in comparison.others]
+    quality = "; ".join(
+        f"{variant.name} {_size(gap)}, against {gap.baseline}"
+        if gap
+        else f"{variant.name} has no seed in common with the baseline, so no gap"
+        for variant, gap in gaps
+    )
+    sizes = " and ".join(map(str, sorted({gap.n if gap else 0 for _, gap in gaps})))
+    return [
+        f"Quality: {quality}.",
+        " ".join(
+            [
+                "Cost:",
+                *_costs(comparison, comparison.others),
+                *_speed(comparison, comparison.others),
+            ]
+        ),
+        f"How sure: n = {sizes}, and below {FEWEST_SEEDS} pairs of seeds significance is not "
+        "claimed. Other seeds or more tokens may turn the result round.",
     ]
 
 

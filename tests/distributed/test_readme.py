@@ -23,9 +23,7 @@ SMALL = {
 }
 SETTINGS = "".join(f" {key}={value}" for key, value in SMALL.items())
 OPTIONS = "".join(f" --set {key}={value}" for key, value in SMALL.items())
-SETUP = (
-    "source .venv/bin/activate",
-)
+SETUP = ("source .venv/bin/activate",)
 """Commands that make the environment; `Environment` does the same without a network."""
 TRY = "ora-pretrain try docs/*.md --minutes 4"
 EXPORT = "python -m pretrain export demo/runs/orthogonal --out exported"

@@ -33,6 +33,7 @@ READERS = ("json.loads", "json.load", "orjson.loads")
 BY_HAND = {
     "data_pipeline/io/files.py": "what it has just written itself",
     "data_pipeline/io/forms.py": "the one way for all others",
+    "data_pipeline/sources/formats.py": "the first two lines of a user's file, to tell its kind",
     "data_pipeline/sources/records.py": "lines of a user's text",
     "data_pipeline/tokenizer/tokenizer.py": "configurations of anybody's tokenizers",
     "laboratory/compare/loss_files.py": "losses that any trainer has written",

@@ -15,6 +15,7 @@ from scipy import stats
 from laboratory.compare.compare_runs import compare_runs
 from laboratory.compare.comparison import Comparison, quartiles
 from laboratory.compare.convergence import after_warm_up, smoothed_loss, spikes, tail_variance
+from laboratory.compare.report import in_short
 from laboratory.compare.theory import expected_cost
 from laboratory.runs.finished import ModelSize, read_finished_run
 from laboratory.study.gaps import NATS, SCORES, PairedGap, adjust, holm, paired_gap
@@ -157,9 +158,14 @@ def test_significance_is_claimed_from_five_pairs_on(
     if claimed:
         assert verdict(gap) == "loss significantly higher at 5 % (p < 0.0001 after Holm, n = 5)"
         assert comparison.notes == ()
+        assert in_short(comparison)[0].startswith("orthogonal: +0.5000 nats per token")
     else:
         assert verdict(gap) == "n = 4 < 5: significance is not claimed"
-        assert "no statistical significance is claimed" in comparison.notes[0]
+        quality, cost, sure = in_short(comparison)
+        assert quality.startswith("Quality: orthogonal +0.5050 nats per token [+0.4845, +0.5255]")
+        assert quality.endswith("perplexity +65.7 %, against vanilla.")
+        assert cost.startswith("Cost: orthogonal: ") and "not measured side by side" in cost
+        assert sure.startswith("How sure: n = 4, and below 5 pairs of seeds significance is not")
 
 
 def converging(tmp_path: Path) -> Comparison:
