@@ -37,9 +37,7 @@ def plan_sizes(
     """
     if vocab_size is None:
         vocab_size = 4096 if size >= 1_000_000 else 1024
-    documents = size / 16_384  # of texts that are cut; of others there are mostly more
-    # About eight documents, so that their loss is more than an accident.
-    held_out = min(0.5, max(0.05, 8 / documents))
+    held_out = held_out_share(size)
     # About 3.5 bytes a token with 4,096 pieces, 2.7 with 1,024.
     text_tokens = size * (1 - held_out) / (3.5 if vocab_size >= 4096 else 2.7)
     work = PARAMETERS_TOKENS * cores * seconds
@@ -71,6 +69,15 @@ def plan_sizes(
         (f"--vocab-size={vocab_size}", "--sample-bytes=20000000"),
         (f"--validation-fraction={held_out:.3f}",),
     )
+
+
+def held_out_share(size: int) -> float:
+    """Return the share of a text of so many bytes that is held out.
+
+    It is about eight documents, so that their loss is more than an accident.
+    """
+    documents = size / 16_384  # of texts that are cut; of others there are mostly more
+    return min(0.5, max(0.05, 8 / documents))
 
 
 def parameters(layers: int, width: int, vocab_size: int) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from laboratory.quickstart.arms import DESIGNS, choose_arms
-from laboratory.quickstart.sizes import plan_sizes, training_seconds
+from laboratory.quickstart.sizes import held_out_share, plan_sizes, training_seconds
 from laboratory.quickstart.texts import linked, survey, written_beginning
 from laboratory.quickstart.trial import VOCAB_SIZE, Trial, run_trial
 from megatron_patches.recipe.variants import LEADING
@@ -106,7 +106,8 @@ def try_(
         settings=planned | overrides,
     )
     amount = f"{len(read)} file{'s' if len(read) > 1 else ''}, {size / 1e6:,.1f} MB"
-    summary = f"{amount}; {cores} cores, about {minutes:g} minutes"
+    amount += f", {100 * held_out_share(size):.0f} % of it held out"
+    summary = f"{amount}; {cores} core{'s' if cores > 1 else ''}, about {minutes:g} minutes"
     run_trial(trial, out, "\n".join([summary, *remarks]))
 
 

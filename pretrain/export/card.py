@@ -15,7 +15,7 @@ def model_card(facts: Mapping[str, Any], name: str) -> str:
     """
     parts = (
         _FRONT_MATTER,
-        f"# {name}",
+        f"# {facts['run']}",
         _summary(facts),
         _table(facts),
         _loading(facts, name),

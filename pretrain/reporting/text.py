@@ -62,7 +62,8 @@ def number(value: float | None, digits: int = 4) -> str:
 
 def signed(value: float | None, digits: int = 4) -> str:
     """Return a number with its sign, to `digits` after the point; a dash for None."""
-    return NOTHING if value is None else f"{value:+,.{digits}f}"
+    # Plus zero: what rounds to nothing has no minus.
+    return NOTHING if value is None else f"{round(value, digits) + 0.0:+,.{digits}f}"
 
 
 def share(value: float) -> str:
@@ -72,7 +73,7 @@ def share(value: float) -> str:
 
 def percent(ratio: float | None) -> str:
     """Return a ratio's distance from 1 as signed percent."""
-    return NOTHING if ratio is None else f"{100 * (ratio - 1):+.1f} %"
+    return NOTHING if ratio is None else f"{signed(100 * (ratio - 1), 1)} %"
 
 
 def mean_sd(value: Spread | None, digits: int, separator: str = " ", missing: str = NOTHING) -> str:
