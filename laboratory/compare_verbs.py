@@ -27,7 +27,7 @@ def compare(
     subject: Annotated[
         list[str] | None,
         typer.Option(
-            help="A difference that is what is compared, such as model.num_layers; repeatable."
+            help="A setting that you vary on purpose, such as model.num_layers; repeatable."
         ),
     ] = None,
     match: Annotated[

@@ -247,13 +247,15 @@ def doctor(
     ] = None,
     allow: Annotated[
         list[Difference] | None,
-        typer.Option(help="A difference for which no node is left out; repeatable."),
+        typer.Option(help="Leave no node out for this difference; repeatable."),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write the results and bad nodes as JSON.")
     ] = None,
 ) -> None:
-    """Check every node before training: exit code 0 fit, 2 yours or the site's to fix, 3 bad nodes.
+    """Check every node before training.
+
+    Exit code 0: all fit; 2: you or the site must act; 3: bad nodes.
 
     Example: srun python -m pretrain doctor large --report doctor.json
     """
@@ -277,7 +279,7 @@ def doctor(
 
 
 @app.command("list")
-def list_(what: Annotated[Named, typer.Argument(help="Names of what.")]) -> None:
+def list_(what: Annotated[Named, typer.Argument(help="What to list.")]) -> None:
     """List the variants of attention, the shipped configurations, or the grids of `sweep`.
 
     Example: python -m pretrain list grids

@@ -144,7 +144,7 @@ def tokenize(
     source_key: SourceKey = _KEYS.source,
     default_source: DefaultSource = _KEYS.default_source,
 ) -> None:
-    """Documents to Megatron shards. The same command again continues an interrupted run.
+    """Write documents as Megatron shards; the same command continues an interrupted run.
 
     Example: python -m data_pipeline tokenize data/demo/corpus --tokenizer data/demo/tokenizer.model
     --out data/demo/shards --name demo --workers 2

@@ -48,14 +48,14 @@ def try_(
     ] = 4,
     design: Annotated[
         str,
-        typer.Option(help=f"What is tried: {LEADING}, or one of grid {DESIGNS}."),
+        typer.Option(help=f"Variant to try: {LEADING}, or one of grid {DESIGNS}."),
     ] = LEADING,
     settings: Settings = None,
     text_key: Annotated[
         str, typer.Option(help="Key of the text in a record; of several the first that it has.")
     ] = "text|content|body",
 ) -> None:
-    """Try it on your own text: a tokenizer, models trained side by side, their comparison.
+    """Train models side by side on your own text and compare them, tokenizer and shards included.
 
     A variant with adapters is compared with trained queries and keys that have the same adapters,
     beside `vanilla`, which has none.
@@ -119,7 +119,7 @@ def demo(
     ] = True,
     settings: Settings = None,
 ) -> None:
-    """Do what `try` does with text of this Python installation, on four processes: see README.
+    """Do the same with text of this Python installation, offline, on four processes.
 
     Example: ora-pretrain demo
     """

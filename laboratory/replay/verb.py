@@ -15,7 +15,8 @@ RunArgument = Annotated[Path, typer.Argument(help="Run directory.")]
 def replay(
     run: RunArgument,
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Another layout.", metavar="[section.key=value]...")
+        list[str] | None,
+        typer.Argument(help="Settings of another layout.", metavar="[section.key=value]..."),
     ] = None,
     step: Annotated[int, typer.Option(min=1, help="The step to repeat.")] = 1,
     local_ranks: Annotated[

@@ -109,18 +109,19 @@ def sweep(
     ] = Match.TOKENS,
     subject: Annotated[
         list[str] | None,
-        typer.Option(help="A difference that is judged with --seal, as `compare` has it."),
+        typer.Option(help="A setting that you vary on purpose, for --seal, as in `compare`."),
     ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Only list the runs: what each has done, its settings, its size."
+            "--dry-run", help="Train nothing; list the runs with state, settings and size."
         ),
     ] = False,
     compare: Annotated[
         bool,
         typer.Option(
-            "--compare", help="Then compare all runs with the first; the page is beside them."
+            "--compare",
+            help="Then compare all runs with the first, and write the page beside them.",
         ),
     ] = False,
 ) -> None:

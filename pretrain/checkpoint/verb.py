@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 MIN_WIDTH = 120
 """Columns of a table outside a terminal, so that a log does not fold the table at 80."""
 
-checkpoint = typer.Typer(no_args_is_help=True, help="The checkpoints of a run; starts no ranks.")
+checkpoint = typer.Typer(
+    no_args_is_help=True, help="List or verify the checkpoints of a run; starts no ranks."
+)
 
 RunArgument = Annotated[
     Path, typer.Argument(help="Run directory, such as runs/demo.", metavar="RUN")

@@ -24,11 +24,14 @@ def export(
     run: Annotated[Path, typer.Argument(help="Directory of a run, of any parallel layout.")],
     out: Annotated[Path, typer.Option(help="Directory to make; it must not be there yet.")],
     step: Annotated[
-        int | None, typer.Option(min=0, help="Of the checkpoint; default: the newest complete one.")
+        int | None,
+        typer.Option(min=0, help="Step of the checkpoint; default: the newest complete one."),
     ] = None,
     dtype: Annotated[
         Dtype | None,
-        typer.Option(help="Of the weights; default: the run's, fp32 where adapters are folded in."),
+        typer.Option(
+            help="Type of the weights; default: the run's, fp32 where adapters are folded in."
+        ),
     ] = None,
 ) -> None:
     """Export a run's model for transformers: weights, tokenizer, card; its logits are compared.
@@ -53,18 +56,18 @@ def import_(
     ],
     out: Annotated[Path, typer.Option(help="Directory to make; it must not be there yet.")],
     config: Annotated[
-        str, typer.Option(help="What the configuration is taken from, but for the model.")
+        str, typer.Option(help="Configuration that everything but the model is taken from.")
     ] = "small",
     orthonormal: Annotated[
         bool,
         typer.Option(
             "--orthonormal",
-            help="Q and K of each head by the nearest orthogonal rows of one length.",
+            help="Replace Q and K of each head by the nearest orthogonal rows of one length.",
         ),
     ] = False,
     overrides: OverridesArgument = None,
 ) -> None:
-    """Make initial weights and a configuration of a trained model, its Q and K frozen as they are.
+    """Turn a trained model into initial weights and a configuration that freezes its Q and K.
 
     Example: python -m pretrain import exported/orthogonal --out imported --config demo
     """
@@ -95,7 +98,7 @@ def sample(
     ],
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="What the text begins with; repeatable. Default: nothing."),
+        typer.Option(help="Beginning of the text; repeatable; default: none."),
     ] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(help="A file of prompts, one a line, after those of --prompt.")
@@ -114,11 +117,12 @@ def sample(
         bool, typer.Option("--greedy", help="Always take the likeliest token.")
     ] = False,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Of the draws, for every prompt anew.")
+        int,
+        typer.Option(min=0, max=2**63 - 1, help="Seed of the draws; every prompt starts with it."),
     ] = 0,
     step: Annotated[
         int | None,
-        typer.Option(min=0, help="Of a run's checkpoint; default: the newest complete one."),
+        typer.Option(min=0, help="Step of the run's checkpoint; default: the newest complete one."),
     ] = None,
     trust_code: Annotated[
         bool,
@@ -127,7 +131,7 @@ def sample(
         ),
     ] = False,
 ) -> None:
-    """Write text with a trained model; a run is exported once a checkpoint, into RUN/exports.
+    """Write text with a trained model; a run is first exported into RUN/exports, once a checkpoint.
 
     Example: python -m pretrain sample demo/runs/orthogonal --prompt "Return the" --tokens 50
     """

@@ -35,13 +35,17 @@ def plan(
     write_gb_s: Annotated[
         float,
         typer.Option(
-            min=1e-6, max=1e9, help="Of checkpoints, all ranks together, 1e9 bytes/s (assumed)."
+            min=1e-6,
+            max=1e9,
+            help="Write bandwidth of checkpoints, all ranks together, GB/s (assumed).",
         ),
     ] = 2,
     chinchilla: Annotated[
         float | None,
         typer.Option(
-            min=0.001, max=1e6, help="Tokens for each parameter: prints horizon, batch and rate."
+            min=0.001,
+            max=1e6,
+            help="Tokens per parameter: prints horizon, batch size and learning rate.",
         ),
     ] = None,
     in_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
