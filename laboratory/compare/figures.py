@@ -250,6 +250,7 @@ def gap_figure(gaps: Mapping[str, PairedGap], axis: str) -> Figure | None:
     axes.set_ylim(len(gaps) - 0.45, -0.55)
     axes.set_xlabel(in_lines(f"{axis} (right is worse)", int(95 * page_width() / WIDTH)))
     axes.tick_params(axis="y", length=0)
+    axes.locator_params(axis="x", nbins=6)  # labels of five decimals stand apart
     axes.grid(axis="y", visible=False)
     legend_below(figure, axes)
     return figure

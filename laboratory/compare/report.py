@@ -287,7 +287,7 @@ def _few_pairs(comparison: Comparison) -> list[str]:
     )
     sizes = " and ".join(map(str, sorted({gap.n if gap else 0 for _, gap in gaps})))
     return [
-        f"Quality: {quality}.",
+        f"Quality (+ is worse): {quality}.",
         " ".join(
             [
                 "Cost:",

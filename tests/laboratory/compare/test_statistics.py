@@ -162,7 +162,9 @@ def test_significance_is_claimed_from_five_pairs_on(
     else:
         assert verdict(gap) == "n = 4 < 5: significance is not claimed"
         quality, cost, sure = in_short(comparison)
-        assert quality.startswith("Quality: orthogonal +0.5050 nats per token [+0.4845, +0.5255]")
+        assert quality.startswith(
+            "Quality (+ is worse): orthogonal +0.5050 nats per token [+0.4845, +0.5255]"
+        )
         assert quality.endswith("perplexity +65.7 %, against vanilla.")
         assert cost.startswith("Cost: orthogonal: ") and "not measured side by side" in cost
         assert sure.startswith("How sure: n = 4, and below 5 pairs of seeds significance is not")
