@@ -3,6 +3,7 @@
 api         the public Python interface
 export      trained models as Hugging Face directories, and back; text from them
 training    a run, from opening to its last step
+optimizer   AdamW, Muon and rules of your own for DeepSpeed; gradients summed over ranks
 job         answers to the Slurm scripts
 checkpoint  save, verify, resume at any layout
 doctor      the preflight of every node

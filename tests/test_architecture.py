@@ -65,6 +65,7 @@ FLOORS = {
         ("config",),
         ("telemetry", "model", "data", "plan"),
         ("checkpoint", "doctor", "job"),
+        ("optimizer",),
         ("training",),
         ("export",),
         ("__main__", "api"),
@@ -128,7 +129,7 @@ LABORATORY_MAY_IMPORT = {
     # What looks into trained models.
     "pretrain.export": "evaluation finetuning compare_verbs",
     "pretrain.model": "evaluation",
-    "pretrain.training.held_out": "evaluation",
+    "pretrain.training.validation": "evaluation",
     "pretrain.telemetry.metrics": "evaluation",
     # A step is repeated with the trainer's own functions.
     "pretrain.training.loop": "replay",

@@ -36,7 +36,7 @@ def parameter_groups(
     trainable later have a step count of their own, and what comes or goes in the course of the run
     leaves the other groups as they were. The mark `optimizer_rule` keeps apart what different rules
     update. Weight decay is for matrices without the mark `no_weight_decay`. Marks follow from the
-    inventory, see `megatron_patches.model.initialize` and `pretrain.training.optimizers`.
+    inventory, see `megatron_patches.model.initialize` and `pretrain.optimizer.optimizers`.
 
     Args:
         weight_decay: weight decay of the parameters that have any.

@@ -33,7 +33,7 @@ class Rule:
     """The update of some of a model's tensors.
 
     Attributes:
-        name: key of the class that applies the rule in `pretrain.training.optimizers`.
+        name: key of the class that applies the rule in `pretrain.optimizer.optimizers`.
         states: names of the numbers that the optimizer keeps of each element beside the master
             weight, as in the optimizer's state and in checkpoints; in fp32 at any precision, as
             weights are updated.

@@ -28,7 +28,7 @@ from pretrain.ranks.single_process import ONE_PROCESS, one_process
 from pretrain.runs.directory import RunDirectory, step_of
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import VALIDATION_LOSS
-from pretrain.training.prompts import continue_prompts
+from pretrain.training.validation import continue_prompts
 
 
 @dataclass(frozen=True)

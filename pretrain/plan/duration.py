@@ -3,7 +3,7 @@
 An estimate. Matrix products and attention run at the rates that the card reaches; what is large in
 memory (activations, logits, gradients, weights, the optimizer's states) moves at the rate of its
 memory; collectives move at that of the network. Only the reductions that DeepSpeed and
-`training.reduction` make in backward overlap with compute. The estimate leaves out gaps between
+`optimizer.reduction` make in backward overlap with compute. The estimate leaves out gaps between
 kernels, waits for the host, and the traffic of single elementwise kernels.
 """
 

@@ -113,7 +113,7 @@ class Workload:
 
     @property
     def reduces_in_backward(self) -> bool:
-        """Return whether `training.reduction` sums gradients over ranks while backward runs."""
+        """Return whether `optimizer.reduction` sums gradients over ranks while backward runs."""
         whole = self.layout.zero_stage == 0 and self.layout.dtype == "fp32"
         immediate = self.bf16_optimizer and self.immediate_grad_update
         return self.config.performance.overlap_reduction and (whole or immediate)

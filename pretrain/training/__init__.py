@@ -6,15 +6,9 @@ run_files       files and lines that describe a run at its start and end
 earlier         what the files of a run say of its training so far
 phase_engine    the live engine, and its successor where a run begins to train other weights
 engine          model -> DeepSpeed engine, audited
-optimizers      the optimizers for DeepSpeed, and their clipping
-muon            Muon for the matrices of the layers, AdamW for the rest
-ownership       which rank orthogonalises which matrix, and what ranks send each other for it
-orthogonalise   Newton-Schulz iterations, and copies between flat tensors and stacks of matrices
-reduction       gradients summed over data-parallel ranks during the backward pass
 update          the update of the weights, made only from good numbers, and what is done after it
 stability       stop of a run whose numbers stay bad; known good checkpoints
 step_numbers    sums over ranks, and seconds of the parts of a step
 state_transfer  optimizer state and weights from one engine to the next
-held_out        loss on held-out text
-prompts         continuations of a few prompts
+validation      losses on held-out text, attention scores, prompts continued
 """

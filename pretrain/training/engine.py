@@ -20,15 +20,15 @@ from megatron_patches.recipe.parts import Tensor
 from pretrain.config.deepspeed import check_zero_section
 from pretrain.config.optimizer import OptimizerSection
 from pretrain.config.resolved import Resolved
-from pretrain.ranks.groups import ParallelContext, import_deepspeed
-from pretrain.training.muon import MuonWithAdamW
-from pretrain.training.optimizers import (
+from pretrain.optimizer.muon import MuonWithAdamW
+from pretrain.optimizer.optimizers import (
     FusedAdamW,
     RuleOptimizer,
     clip_by_outer_norm,
     clip_by_own_norm,
 )
-from pretrain.training.reduction import OverlappedReduction, reduces_whole_gradients
+from pretrain.optimizer.reduction import OverlappedReduction, reduces_whole_gradients
+from pretrain.ranks.groups import ParallelContext, import_deepspeed
 
 OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimizerSection], RuleOptimizer]] = {
     ADAMW.name: FusedAdamW,

@@ -42,9 +42,7 @@ from pretrain.runs.storage import OF_THE_STORAGE, stands, storage_sentence
 from pretrain.telemetry.profile import StepProfile
 from pretrain.telemetry.records import AttentionScores, HeldOutLosses, Sample, StepRecord
 from pretrain.telemetry.telemetry import Telemetry
-from pretrain.training.held_out import attention_scores, held_out_losses
 from pretrain.training.phase_engine import PhasedEngine
-from pretrain.training.prompts import continue_prompts
 from pretrain.training.run_files import (
     close_run_files,
     open_run_files,
@@ -52,6 +50,7 @@ from pretrain.training.run_files import (
     run_facts,
     write_audit,
 )
+from pretrain.training.validation import attention_scores, continue_prompts, held_out_losses
 
 
 @dataclass(frozen=True)

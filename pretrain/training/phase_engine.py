@@ -22,10 +22,10 @@ from pretrain.checkpoint.identity import trained_digests
 from pretrain.checkpoint.loading import StoredState
 from pretrain.config.resolved import Resolved
 from pretrain.model.build import build_model, compile_layers
+from pretrain.optimizer.reduction import OverlappedReduction
 from pretrain.ranks.groups import ParallelContext, together
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
-from pretrain.training.reduction import OverlappedReduction
 from pretrain.training.state_transfer import TrainingState
 from pretrain.training.update import AfterUpdate, GuardedUpdate, actions_after_update
 

@@ -33,9 +33,9 @@ from megatron_patches.recipe.parts import ModelShape, Tensor
 from pretrain.checkpoint.format import MASTER
 from pretrain.checkpoint.slices import Slice, slices_of_rank
 from pretrain.config.sections import TelemetrySection
+from pretrain.optimizer.optimizers import row_norms
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.tags import SPECTRAL_NORM, UPDATE_NORM, WEIGHT_NORM
-from pretrain.training.optimizers import row_norms
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import ATTENTION_ENTROPY, ATTENTION_SCALE, LARGEST_SCORE
-from pretrain.training.held_out import spread_of_scores
+from pretrain.training.validation import spread_of_scores
 from tests.command_line import assert_same_checkpoint, deterministic_metrics
 from tests.distributed.designs import design_overrides
 from tests.ranks import train_on_warm_ranks

@@ -26,7 +26,7 @@ from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.tags import VALIDATION_LOSS
 from pretrain.telemetry.metrics import validation_metrics
-from pretrain.training.held_out import held_out_losses
+from pretrain.training.validation import held_out_losses
 
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3}
 """Largest relative difference of the loaded model's validation loss from the run's own: rounding,

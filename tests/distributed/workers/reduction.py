@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from pretrain.config.load import load_config
+from pretrain.optimizer import reduction
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.position import Position
-from pretrain.training import reduction
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import Run, open_run
 

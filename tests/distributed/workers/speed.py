@@ -13,13 +13,13 @@ from benchmarks.step.plain_gpt import Matrices, PlainGPT, plain_optimizers
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.model.build import token_losses
+from pretrain.optimizer.optimizers import clip_by_own_norm
 from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.position import Position
 from pretrain.training.engine import build_optimizer
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import open_run
-from pretrain.training.optimizers import clip_by_own_norm
 from pretrain.training.phase_engine import PhasedEngine
 from tests.distributed.plain_training import plain_optimizer
 

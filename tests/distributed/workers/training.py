@@ -26,9 +26,9 @@ from pretrain.ranks.groups import (
 )
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.directory import RunDirectory
-from pretrain.training.held_out import held_out_losses
 from pretrain.training.loop import train
 from pretrain.training.open_run import open_run
+from pretrain.training.validation import held_out_losses
 from tests.tiny import with_sections
 
 

@@ -9,9 +9,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_patches.recipe.matrices import Stack
-from pretrain.training import ownership
-from pretrain.training.orthogonalise import Copy, joined, newton_schulz
-from pretrain.training.ownership import Exchange, Holding, Matrix, Piece
+from pretrain.optimizer import ownership
+from pretrain.optimizer.orthogonalise import Copy, joined, newton_schulz
+from pretrain.optimizer.ownership import Exchange, Holding, Matrix, Piece
 
 
 @pytest.mark.parametrize("size", [(3, 5, 9), (2, 9, 5), (1, 512, 520), (1, 530, 514)])

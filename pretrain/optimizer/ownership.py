@@ -21,8 +21,8 @@ from megatron_patches.errors import MethodError
 from megatron_patches.recipe.matrices import AT_A_TIME, Stack, runs, stacks
 from megatron_patches.recipe.parts import Tensor
 from pretrain.checkpoint.slices import Slice
+from pretrain.optimizer.orthogonalise import Copy, joined, newton_schulz
 from pretrain.ranks.groups import ParallelContext
-from pretrain.training.orthogonalise import Copy, joined, newton_schulz
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from megatron_patches.recipe.optimizers import ADAMW, Muon, muon
 from megatron_patches.recipe.parts import Tensor
 from pretrain.checkpoint.slices import slices_of_rank
 from pretrain.config.optimizer import OptimizerSection
-from pretrain.ranks.groups import ParallelContext
-from pretrain.training.optimizers import FusedAdamW
-from pretrain.training.ownership import (
+from pretrain.optimizer.optimizers import FusedAdamW
+from pretrain.optimizer.ownership import (
     Exchange,
     Holding,
     Matrix,
@@ -31,6 +30,7 @@ from pretrain.training.ownership import (
     matrices_of,
     pieces_of,
 )
+from pretrain.ranks.groups import ParallelContext
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -14,9 +14,9 @@ from megatron_patches.errors import MethodError
 from megatron_patches.recipe.parts import Tensor
 from pretrain.checkpoint.slices import Slice
 from pretrain.config.optimizer import OptimizerSection
-from pretrain.training import muon
-from pretrain.training.muon import MuonWithAdamW
-from pretrain.training.orthogonalise import newton_schulz
+from pretrain.optimizer import muon
+from pretrain.optimizer.muon import MuonWithAdamW
+from pretrain.optimizer.orthogonalise import newton_schulz
 
 ROWS, COLUMNS = 6, 4
 RATE, DECAY = 0.5, 0.1
