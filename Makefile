@@ -17,10 +17,10 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # Where torch comes from on a machine without a GPU: 0.2 GB in place of 2.5. TORCH_INDEX= leaves the build to pip.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-# What the program and its comparisons need (61 packages), and what the tests and the other verbs need beside it (174 in all).
+# What the program and its comparisons need (78 packages), and what the tests and the other verbs need beside it.
 $(VENV)/core: pyproject.toml constraints.txt
-	@echo "Installing the program into $(VENV): about 60 packages, a minute or two,"
-	@echo "1.4 GB with the CPU build of torch."
+	@echo "Installing the program into $(VENV): about 80 packages, two minutes,"
+	@echo "1.7 GB with the CPU build of torch."
 	$(call environment,$(VENV))
 	@if test -n "$(TORCH_INDEX)" && ! command -v nvidia-smi >/dev/null && ! $(VENV)/bin/python -c 'import torch' 2>/dev/null; then \
 		echo "No GPU here: torch's CPU build. On a login node of a cluster: make TORCH_INDEX="; \
