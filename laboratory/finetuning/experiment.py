@@ -10,81 +10,38 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pydantic import FiniteFloat, TypeAdapter
-from typing_extensions import TypedDict
+from pydantic import TypeAdapter
 
 import pretrain
-from data_pipeline.io.forms import Count
 from laboratory.finetuning.glue_data import Task
 from laboratory.finetuning.models import Pretrained, load_tokenizer
-from laboratory.finetuning.query_key import Rows, all_rows, query_key, replace_rows
-from laboratory.finetuning.report import Trial
-from laboratory.finetuning.training import FineTuning, Prepare, Settings, device_name, encode
+from laboratory.finetuning.report import Result, Trial
+from laboratory.finetuning.training import Arm, Settings, encode, fine_tune
+from laboratory.reporting.progress import WorkDisplay
 from laboratory.study.cache import ResultCache, content_digest
+from pretrain.ranks.devices import use_cuda
 
 TRAINED = "trained"
 """Name of the arm that the others of `reservoir` are compared with."""
-
-
-class _Result(TypedDict):
-    metrics: dict[str, FiniteFloat]
-    items: Count
-    best_epoch: Count
-    frozen_share: FiniteFloat
-
-
-class _Kept(TypedDict):
-    result: _Result
-
-
-_KEPT = TypeAdapter(_Kept)
-
-
-@dataclass(frozen=True)
-class Arm:
-    """Variant of a fine-tuning.
-
-    Attributes:
-        group: Name in the report.
-        what: Everything that decides `prepare`, for the identity of a result.
-        prepare: Function that chooses the rows to freeze.
-    """
-
-    group: str
-    model: Pretrained
-    what: str
-    prepare: Prepare
-
-
-def exported_arm(group: str, model: Pretrained, train_query_key: bool) -> Arm:
-    """Return the arm of an export, whose frozen rows stay so unless told to train."""
-    rows = {} if train_query_key else model.frozen_rows
-    return Arm(group, model, content_digest(rows), lambda classifier, seed: rows)
+RESULT = TypeAdapter(Result)
 
 
 def reservoir_arms(model: Pretrained) -> list[Arm]:
     """Return the four arms of the reservoir test."""
-    functions: Mapping[str, Prepare] = {
-        TRAINED: lambda classifier, seed: {},
-        "frozen": lambda classifier, seed: all_rows(query_key(classifier)),
-        "per head": partial(_replaced, "head"),
-        "one matrix": partial(_replaced, "layer"),
-    }
-    return [Arm(name, model, name, prepare) for name, prepare in functions.items()]
-
-
-def _replaced(scope: Any, classifier: Any, seed: int) -> Rows:
-    projections = query_key(classifier)
-    replace_rows(projections, seed, scope)
-    return all_rows(projections)
+    return [
+        Arm(TRAINED, model, rows={}),
+        Arm("frozen", model),
+        Arm("per head", model, replaced="head"),
+        Arm("one matrix", model, replaced="layer"),
+    ]
 
 
 def run_trials(
@@ -92,79 +49,57 @@ def run_trials(
     data: Mapping[Task, Mapping[str, Any]],
     settings: Settings,
     seeds: int,
-    metrics: tuple[str, ...],
     out: Path,
-    begin: Callable[[str], None],
-) -> tuple[list[Trial], list[dict[str, Any]]]:
+) -> list[Trial]:
     """Fine-tune every arm on every task with the seeds 1 … `seeds`; what is on disk is reused.
 
     Args:
         data: {task: {split: `datasets.Dataset`}}.
-        metrics: Metrics that are reported beside those of each task.
         out: Directory, whose `trials` has the results.
-        begin: Called with the title of each fine-tuning before it begins.
-
-    Returns:
-        The scores, and what report.json has of each; `kept`: the result was on disk already.
 
     Raises:
-        UserError: a result cannot be written, or as `load_tokenizer` and `FineTuning.run`.
+        UserError: a result cannot be written, or as `load_tokenizer` and `fine_tune`.
     """
-    cache = ResultCache(out / "trials", _KEPT)
-    packages = ("torch", "transformers", "accelerate")
-    trials, details = [], []
-    for arm in arms:
-        model = arm.model
-        tokenizer = load_tokenizer(model)
-        for task, rows in data.items():
+    cache = ResultCache(out / "trials", RESULT)
+    environment = {
+        "program": pretrain.__version__,
+        "packages": {name: version(name) for name in ("torch", "transformers", "accelerate")},
+        "device": "cuda" if use_cuda() else "cpu",
+        "settings": asdict(settings),
+    }
+    trials = []
+    with WorkDisplay(len(arms) * len(data) * seeds) as work:
+        for arm, (task, rows) in product(arms, data.items()):
+            tokenizer = load_tokenizer(arm.model)
             splits = {
                 split: encode(task, split_rows, tokenizer, settings.max_length)
                 for split, split_rows in rows.items()
             }
-            tuning = FineTuning(
-                pretrained=model,
-                tokenizer=tokenizer,
-                task=task,
-                metrics=metrics,
-                splits=splits,
-                prepare=arm.prepare,
-                settings=settings,
-            )
-            identity = {
-                "program": pretrain.__version__,
-                "packages": {name: version(name) for name in packages},
-                "device": device_name(),
-                "model": model.digest,
-                "arm": arm.what,
-                "settings": asdict(settings),
-                "task": task.name,
-                "metrics": list(metrics),
-                "examples": content_digest([split.to_dict() for split in splits.values()]),
-            }
-            path = str(model.directory.resolve()).encode()
-            directory_digest = hashlib.sha256(path).hexdigest()[:8]
+            examples = content_digest([split.to_dict() for split in splits.values()])
             for seed in range(1, seeds + 1):
-                begin(title := f"{model.name}, {arm.group}, {task.name}, seed {seed}")
-                name = f"{model.name}-{arm.group}-{task.name}-{seed}-{directory_digest}"
-
-                def train(tuning: FineTuning = tuning, seed: int = seed) -> dict[str, Any]:
-                    return {"result": tuning.run(seed)}
-
-                content, kept = cache.read_or_make(
-                    name.replace("/", "_").replace(" ", "_"),
-                    {**identity, "seed": seed},
-                    train,
+                work.begin(f"{arm.model.name}, {arm.group}, {task.name}, seed {seed}")
+                identity = {
+                    **environment,
+                    "model": arm.model.digest,
+                    "frozen_rows": arm.rows,
+                    "replaced": arm.replaced,
+                    "task": task.name,
+                    "examples": examples,
+                    "seed": seed,
+                }
+                name = f"{task.name}-{seed}-{content_digest(identity)[:16]}"
+                train = partial(
+                    fine_tune, arm, task, splits, tokenizer=tokenizer, settings=settings, seed=seed
                 )
-                result = content["result"]
-                trials.append(
-                    Trial(
-                        task=task.name,
-                        group=arm.group,
-                        model=model.name,
-                        pretraining_seed=model.seed,
-                        seed=seed,
-                        **{key: result[key] for key in Trial.MEASURED},
-                    )
+                content, kept = cache.read_or_make(name, identity, train)
+                trial = Trial(
+                    task=task.name,
+                    group=arm.group,
+                    model=arm.model.name,
+                    pretraining_seed=arm.model.seed,
+                    seed=seed,
+                    kept=kept,
+                    result=RESULT.validate_python(content),
                 )
-                details.append({"name": title, "kept": kept, **result})
-    return trials, details
+                trials.append(trial)
+    return trials
