@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from laboratory.finetuning.glue_data import HUB_NAME, Task
 from laboratory.finetuning.query_key import Rows
@@ -163,6 +162,8 @@ def load_tokenizer(pretrained: Pretrained) -> Any:
     Raises:
         UserError: transformers cannot load it, or it marks no end of a document.
     """
+    from transformers import AutoConfig
+
     directory, trusted = pretrained.directory, pretrained.trusted
     tokenizer = read_tokenizer(directory, trusted)
     with loading(directory):
@@ -193,6 +194,8 @@ def load_classifier(pretrained: Pretrained, task: Task, tokenizer: Any) -> Any:
     Raises:
         UserError: transformers cannot load it, or has no classifier of that kind.
     """
+    from transformers import AutoModelForSequenceClassification
+
     facts: dict[str, Any] = {
         "num_labels": task.labels or 1,
         "problem_type": "single_label_classification" if task.labels else "regression",
@@ -222,6 +225,8 @@ def load_classifier(pretrained: Pretrained, task: Task, tokenizer: Any) -> Any:
 
 def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
     """Return a stock classifier around the body of a subclass of a stock model."""
+    from transformers import AutoModelForSequenceClassification
+
     stock: Any = type(language_model).__mro__[1]
     values = language_model.config.to_dict()
     for key in ("auto_map", "model_type", "architectures"):

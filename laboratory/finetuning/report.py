@@ -171,7 +171,6 @@ def fine_tuned_report(
         tables=[_scores(trials), *([_gaps(comparisons, baseline)] if comparisons else [])],
         notes=[*_notes(trials, comparisons), *notes],
         content={
-            "title": title,
             "baseline": baseline,
             "tolerance": TOLERANCE,
             "comparisons": [

@@ -1,21 +1,33 @@
-"""Fine-tuning of a classifier by the Trainer of transformers, with Q and K frozen or not.
+"""Fine-tuning of classifiers by the Trainer of transformers, with Q and K frozen or not.
 
     encoder     as its tokenizer joins texts: [CLS] first [SEP] second [SEP]
     decoder     [end of document] first sentence [newline] second sentence
 
 A decoder's classifier reads the last token, which has seen all others; a document's end is what
 every text of its pretraining began after.
+
+| arm of `reservoir` | query and key rows, with their biases |
+| --- | --- |
+| trained | as pretrained, and they train |
+| frozen | as pretrained, frozen |
+| per head | of our bank, orthonormal within each head, frozen; biases 0 |
+| one matrix | of our bank, orthonormal over all heads of a layer, frozen; biases 0 |
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter
 from transformers import (
     DataCollatorWithPadding,
     EvalPrediction,
@@ -26,10 +38,13 @@ from transformers import (
 )
 from transformers.trainer_utils import PredictionOutput
 
+import pretrain
 from laboratory.finetuning.glue_data import TRAIN, Task, measure
-from laboratory.finetuning.models import Pretrained, load_classifier
+from laboratory.finetuning.models import Pretrained, load_classifier, load_tokenizer
 from laboratory.finetuning.query_key import Rows, all_rows, freeze, query_key, replace_rows
-from laboratory.finetuning.report import Result
+from laboratory.finetuning.report import Result, Trial
+from laboratory.reporting.progress import WorkDisplay
+from laboratory.study.cache import ResultCache, content_digest
 from pretrain.errors import UserError
 from pretrain.ranks.devices import use_cuda
 from pretrain.ranks.gpu_settings import use_arithmetic
@@ -38,6 +53,9 @@ ASIDE, MOST_ASIDE = 0.1, 1000
 """Share of the training examples that chooses the best epoch, and their largest number."""
 WARMUP = 0.1
 """The part of all steps in which the learning rate rises."""
+TRAINED = "trained"
+"""Name of the arm that the others of `reservoir` are compared with."""
+RESULT = TypeAdapter(Result)
 
 
 @dataclass(frozen=True)
@@ -81,6 +99,77 @@ class Arm:
         if self.replaced:
             replace_rows(projections, seed, self.replaced)
         return all_rows(projections)
+
+
+def reservoir_arms(model: Pretrained) -> list[Arm]:
+    """Return the four arms of the reservoir test."""
+    return [
+        Arm(TRAINED, model, rows={}),
+        Arm("frozen", model),
+        Arm("per head", model, replaced="head"),
+        Arm("one matrix", model, replaced="layer"),
+    ]
+
+
+def run_trials(
+    arms: Sequence[Arm],
+    data: Mapping[Task, Mapping[str, Any]],
+    settings: Settings,
+    seeds: int,
+    out: Path,
+) -> list[Trial]:
+    """Fine-tune every arm on every task with the seeds 1 … `seeds`; what is on disk is reused.
+
+    Args:
+        data: {task: {split: `datasets.Dataset`}}.
+        out: Directory, whose `trials` has the results.
+
+    Raises:
+        UserError: a result cannot be written, or as `load_tokenizer` and `fine_tune`.
+    """
+    cache = ResultCache(out / "trials", RESULT)
+    environment = {
+        "program": pretrain.__version__,
+        "packages": {name: version(name) for name in ("torch", "transformers", "accelerate")},
+        "device": "cuda" if use_cuda() else "cpu",
+        "settings": asdict(settings),
+    }
+    trials = []
+    with WorkDisplay(len(arms) * len(data) * seeds) as work:
+        for arm, (task, rows) in product(arms, data.items()):
+            tokenizer = load_tokenizer(arm.model)
+            splits = {
+                split: encode(task, split_rows, tokenizer, settings.max_length)
+                for split, split_rows in rows.items()
+            }
+            examples = content_digest([split.to_dict() for split in splits.values()])
+            for seed in range(1, seeds + 1):
+                work.begin(f"{arm.model.name}, {arm.group}, {task.name}, seed {seed}")
+                identity = {
+                    **environment,
+                    "model": arm.model.digest,
+                    "frozen_rows": arm.rows,
+                    "replaced": arm.replaced,
+                    "task": task.name,
+                    "examples": examples,
+                    "seed": seed,
+                }
+                name = f"{task.name}-{seed}-{content_digest(identity)[:16]}"
+                train = partial(
+                    fine_tune, arm, task, splits, tokenizer=tokenizer, settings=settings, seed=seed
+                )
+                content, kept = cache.read_or_make(name, identity, train)
+                trial = Trial(
+                    task=task.name,
+                    group=arm.group,
+                    model=arm.model.name,
+                    pretraining_seed=arm.model.seed,
+                    seed=seed,
+                    kept=kept,
+                    result=RESULT.validate_python(content),
+                )
+                trials.append(trial)
+    return trials
 
 
 def encode(task: Task, rows: Any, tokenizer: Any, max_length: int | None) -> Any:

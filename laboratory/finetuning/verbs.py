@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from laboratory.finetuning.training import Arm, Settings
     from laboratory.study.report import Report
 
-PACKAGES = ("datasets", "accelerate", "sklearn", "scipy")
-"""Packages of both verbs beside transformers, by the names they are imported by."""
-
 Data = Annotated[
     str,
     typer.Option(help="Directory of GLUE with a folder for each task, or its name on the hub."),
@@ -113,11 +110,10 @@ def reservoir(
     Example: python -m pretrain evaluate reservoir google-bert/bert-base-uncased --task sst2
     """
     rows = _read("reservoir", "--task", task, data, out)
-    from laboratory.finetuning.experiment import TRAINED, reservoir_arms
     from laboratory.finetuning.models import load_classifier, load_tokenizer, open_pretrained
     from laboratory.finetuning.query_key import query_key
     from laboratory.finetuning.report import fine_tuned_report
-    from laboratory.finetuning.training import Settings
+    from laboratory.finetuning.training import TRAINED, Settings, reservoir_arms
 
     opened = open_pretrained(model, trust_code)
     # Refused before the first training, which would take long.
@@ -143,7 +139,7 @@ def _read(verb: str, option: str, tasks: str, data: str, out: Path) -> dict[Task
 
     found = find_tasks(tasks, option)
     refuse_unwritable(out)
-    require_packages(f"evaluate {verb}")
+    require_packages(f"evaluate {verb}", "datasets", "accelerate", "sklearn", "scipy")
     return {task: read_task(task, data) for task in found}
 
 
@@ -160,7 +156,7 @@ def _run(
     Args:
         report: Function of the trials and of further content that returns the report.
     """
-    from laboratory.finetuning.experiment import run_trials
+    from laboratory.finetuning.training import run_trials
     from laboratory.study.report import finish
 
     trials = run_trials(arms, rows, settings, seeds, out=out)
@@ -183,28 +179,29 @@ def _run(
     )
 
 
-def require_packages(verb: str) -> None:
-    """Import transformers and the other packages of a verb, quietly.
+def require_packages(verb: str, *modules: str) -> None:
+    """Import transformers and other modules of a verb, quietly.
+
+    Args:
+        modules: Modules of packages of the extra `eval`.
 
     Raises:
         UserError: one is not installed.
     """
-    from megatron_patches.engine.compat import prepare_imports
     from pretrain.export.models import require_transformers
     from pretrain.ranks.devices import use_cuda
 
     typer.echo(f"{verb}: importing transformers, which takes a while")
-    prepare_imports()
-    # Transformers imports DeepSpeed where it is installed, which would print the accelerator it
+    # accelerate imports DeepSpeed where it is installed, which would print the accelerator it
     # detects.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda() else "cpu")
     require_transformers(verb)
     try:
-        for name in PACKAGES:
-            import_module(name)
+        for module in modules:
+            import_module(module)
     except ImportError as error:
         raise UserError(
-            f"{verb} needs more packages ({error}): {how_to_install('eval')}"
+            f"{verb} needs packages of the extra eval ({error}): {how_to_install('eval')}"
         ) from error
 
 

@@ -32,7 +32,7 @@ from data_pipeline.tokenizing.rejects import Limits, RejectWatch, notes
 from data_pipeline.tokenizing.run import Run, finish
 from data_pipeline.tokenizing.unit_files import unit_groups
 from data_pipeline.tokenizing.work_unit import has_data, has_rejects, read_record
-from laboratory.finetuning import experiment, models
+from laboratory.finetuning import models, training
 from laboratory.replay import __main__ as replay
 from laboratory.replay import prepare
 from laboratory.study.cache import ResultCache
@@ -230,7 +230,7 @@ def of_results(root: Path) -> Iterator[tuple[str, Form]]:
         return models.group_models([own])
 
     yield "export", Form(export, model)
-    of_trial = ResultCache(root, experiment.RESULT)
+    of_trial = ResultCache(root, training.RESULT)
     of_trial.write("glue", {"seed": 1}, TRIAL)
     yield "glue", Form(root / "glue.json", lambda: kept(of_trial, "glue")["metrics"])
     requested = {"config": "a.yaml", "step": 4, "keep": [2]}
