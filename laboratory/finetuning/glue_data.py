@@ -118,14 +118,16 @@ def read_task(task: Task, source: str) -> dict[str, Any]:
         else:
             files = {split: f"{split}[-.]*" for split in needed}
             there = {split: name for split, name in files.items() if any(folder.glob(name))}
-            splits = datasets.load_dataset(str(folder), data_files=there or None)
+            # Without `data_files` it would take files of every folder, those of other tasks too.
+            splits = datasets.load_dataset(str(folder), data_files=there) if there else {}
     # `datasets` and the readers below it raise types of all kinds.
     except Exception as error:
         reason = one_line(error.__cause__ or error)[:500].rstrip(".")
         raise UserError(f"--data {source}: {task.name} cannot be read: {reason}") from error
     if missing := [split for split in needed if split not in splits]:
         raise UserError(
-            f"--data {source}: {task.name} has no split {missing[0]}; it has {', '.join(splits)}"
+            f"--data {source}: {task.name} has no split {missing[0]}, such as {missing[0]}.jsonl; "
+            f"it has {', '.join(splits) or 'none'}"
         )
     for split in needed:
         _check(task, splits[split], f"--data {source}: {task.name}, split {split}")

@@ -60,13 +60,12 @@ def refused(match: str, source: Path, task: str = "sst2") -> None:
 def test_what_is_not_the_task_s_data_is_one_sentence(tmp_path: Path) -> None:
     refused("is not a directory, nor a name on the hub", tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    refused(
-        "sst2 cannot be read: The directory at .* doesn't contain any data files",
-        tmp_path / "empty",
-    )
+    refused("sst2 has no split train, such as train.jsonl; it has none", tmp_path / "empty")
+    write(tmp_path / "glue/mrpc")
+    refused("sst2 has no split train, such as train.jsonl; it has none", tmp_path / "glue")
     folder = write(tmp_path / "data")
     refused("rte, split train has no column sentence1; it has sentence, label", folder, "rte")
-    refused("mnli has no split validation_matched; it has train", folder, "mnli")
+    refused("mnli has no split validation_matched, .*; it has train", folder, "mnli")
     write(tmp_path / "labels", [*ROWS, {"sentence": "more", "label": 2}])
     refused(r"row 7: label is 2, which is not a number from 0 to 1", tmp_path / "labels")
     write(tmp_path / "texts", [{"sentence": 3, "label": 1}])
@@ -74,7 +73,7 @@ def test_what_is_not_the_task_s_data_is_one_sentence(tmp_path: Path) -> None:
     (folder / "train.jsonl").write_text('{"sentence": \n')
     refused("sst2 cannot be read: JSON parse error", folder)
     (folder / "train.jsonl").unlink()
-    refused("sst2 has no split train; it has validation", folder)
+    refused("sst2 has no split train, .*; it has validation", folder)
     (folder / "train.csv").write_text("sentence,label\n")
     refused("sst2 cannot be read: Couldn't infer the same data file format for all", folder)
     for score in (5.5, "4", None):
