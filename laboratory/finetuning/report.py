@@ -133,11 +133,12 @@ def _compare(metric: str, members: Sequence[Trial], base: Sequence[Trial]) -> Co
     )
 
 
-def _means(trials: Sequence[Trial], metric: str, of_pretrainings: bool) -> dict[int | None, float]:
+def _means(trials: Sequence[Trial], metric: str, of_pretrainings: bool) -> dict[int, float]:
     """Return {seed of the pretraining or fine-tuning: mean of its values}."""
-    values: dict[int | None, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for trial in trials:
         seed = trial.pretraining_seed if of_pretrainings else trial.seed
+        assert seed is not None
         values.setdefault(seed, []).append(trial.result["metrics"][metric])
     return {seed: statistics.fmean(of_seed) for seed, of_seed in values.items()}
 

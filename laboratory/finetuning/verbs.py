@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from laboratory.finetuning.training import Arm, Settings
     from laboratory.study.report import Report
 
+MODULES = ("datasets", "accelerate", "sklearn", "scipy")
 Data = Annotated[
     str,
     typer.Option(help="Directory of GLUE with a folder for each task, or its name on the hub."),
@@ -67,7 +68,7 @@ def glue(
 
     Example: python -m pretrain evaluate glue runs/vanilla runs/orthogonal --data glue --tasks rte
     """
-    rows = _read("glue", "--tasks", tasks, data, out)
+    rows = _read("glue", "--tasks", tasks, data=data, out=out)
     from laboratory.finetuning.models import group_models, open_pretrained
     from laboratory.finetuning.report import fine_tuned_report
     from laboratory.finetuning.training import Arm, Settings
@@ -109,7 +110,7 @@ def reservoir(
 
     Example: python -m pretrain evaluate reservoir google-bert/bert-base-uncased --task sst2
     """
-    rows = _read("reservoir", "--task", task, data, out)
+    rows = _read("reservoir", "--task", task, data=data, out=out)
     from laboratory.finetuning.models import load_classifier, load_tokenizer, open_pretrained
     from laboratory.finetuning.query_key import query_key
     from laboratory.finetuning.report import fine_tuned_report
@@ -139,7 +140,7 @@ def _read(verb: str, option: str, tasks: str, data: str, out: Path) -> dict[Task
 
     found = find_tasks(tasks, option)
     refuse_unwritable(out)
-    require_packages(f"evaluate {verb}", "datasets", "accelerate", "sklearn", "scipy")
+    require_packages(f"evaluate {verb}", *MODULES)
     return {task: read_task(task, data) for task in found}
 
 

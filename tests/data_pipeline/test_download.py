@@ -103,7 +103,8 @@ def test_each_file_is_fetched_by_its_name_after_one_listing(hub: Hub, tmp_path: 
     odd = ("[1].zst", "*.zst", "?.zst", "a b#%41&c.zst", "ü.zst", "[!x].zst")
     names = [f"train/odd/{name}" for name in odd]
     hub.files |= {name: rows_of(f"{name}.jsonl.zst") for name in names}
-    done = download(hub, "--out", tmp_path / "out", "--include", "train/odd/*")
+    wanted = ("--out", tmp_path / "out", "--include", "train/odd/*")
+    done = download(hub, *wanted)
     assert done.code == 0, done.err
     assert data_of(tmp_path / "out") == {name: hub.files[name] for name in names}
     assert sorted(hub.requests) == sorted(f"{name}@0" for name in names)
