@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
-import glob
 import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +36,8 @@ _WAITS = (1, 5, 20, 60, 120, 240)
 # The same for the first request, where there may be no network at all.
 FIRST_WAITS = (1, 4, 10)
 _BUSY = (408, 429)
+# Progress bars of the hub's client, one for each file: thousands.
+_BARS_OF_A_FILE = ("huggingface_hub.http_get", "huggingface_hub.xet_get")
 
 _Note = Callable[[str], None]
 _T = TypeVar("_T")
@@ -197,8 +199,6 @@ def download(
         raise DataError(f"--workers {workers} must be at least 1")
     if directory.exists() and not directory.is_dir():
         raise DataError(f"--out {directory} is a file; give a directory")
-    import huggingface_hub
-
     previous = read_download(directory, UNFINISHED_NAME) or read_download(directory)
     if revision is None:
         revision = (
@@ -220,15 +220,7 @@ def download(
     if missing := _missing(directory, result):
         size = sum(file.size for file in missing)
         note(f"{repository}: fetching {len(missing):,} files, {size / 1e9:,.2f} GB")
-        fetch = functools.partial(
-            huggingface_hub.snapshot_download,
-            repository,
-            repo_type="dataset",
-            revision=commit,
-            local_dir=directory,
-            allow_patterns=[glob.escape(file.name) for file in missing],
-            max_workers=workers,
-        )
+        fetch = functools.partial(_fetch_missing, directory, result, workers)
         with refusing_hub_errors(f"download {repository}", repository, commit):
             repeat(fetch, repository, note, left=lambda: len(_missing(directory, result)))
     for file in missing:
@@ -244,6 +236,38 @@ def download(
 
 def _missing(directory: Path, download: Download) -> list[RemoteFile]:
     return [file for file in download.files if not (directory / file.name).exists()]
+
+
+def _fetch_missing(directory: Path, download: Download, workers: int) -> None:
+    """Fetch the missing files, each by its name, `workers` at a time.
+
+    The hub's `snapshot_download` compares every name with every file of the repository, which takes
+    minutes where there are tens of thousands of both.
+    """
+    import huggingface_hub
+    from huggingface_hub.utils import disable_progress_bars, tqdm
+
+    for group in _BARS_OF_A_FILE:
+        disable_progress_bars(group)
+    missing = _missing(directory, download)
+    size = sum(file.size for file in missing)
+
+    def fetch(file: RemoteFile) -> None:
+        huggingface_hub.hf_hub_download(
+            download.repository,
+            file.name,
+            repo_type="dataset",
+            revision=download.revision,
+            local_dir=directory,
+        )
+        bar.update(file.size)
+
+    with (
+        tqdm(total=size, unit="B", unit_scale=True, disable=None) as bar,
+        ThreadPoolExecutor(workers) as pool,
+    ):
+        # The first error leaves what has not begun.
+        list(pool.map(fetch, missing))
 
 
 def source_of(name: str, hub_id: str | None) -> HubSource:

@@ -87,15 +87,11 @@ def tasks(
     from laboratory.runs.finished import leave_out_others
     from laboratory.study.report import finish
     from laboratory.study.seeds import named_apart
-    from pretrain.export.models import require_transformers
     from pretrain.ranks.devices import use_cuda
 
     kept, left_out = leave_out_others(runs, models=True)
     if left_out:
         typer.echo(left_out, err=True)
-    typer.echo("importing transformers and lm-evaluation-harness, which takes a while")
-    require_transformers("evaluate tasks")
-    device = "cuda" if use_cuda() else "cpu"
     from laboratory.evaluation.tasks.harness import (
         Request,
         evaluate_models,
@@ -103,7 +99,7 @@ def tasks(
         require_harness,
     )
 
-    versions = require_harness(device)
+    versions = require_harness()
     manager = load_manager(task_names, include_path)
     from laboratory.evaluation.tasks.report import tasks_document
     from laboratory.finetuning.models import group_models, open_pretrained
@@ -115,7 +111,7 @@ def tasks(
         shots=num_fewshot,
         limit=limit,
         batch_size=batch_size,
-        device=device,
+        device="cuda" if use_cuda() else "cpu",
         results=out / "results",
     )
     scores, facts = evaluate_models(models, manager, request)

@@ -8,20 +8,19 @@ nyu-mll/glue                                the hub's name
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data_pipeline.sources.hub import one_line
 from pretrain.errors import UserError
 
 TRAIN = "train"
+MOST_SCORE = 5
+"""Largest label of a task without classes."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_KINDS = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-"""{ending of a file: its kind in `datasets`}"""
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,25 @@ class Task:
     labels: int = 2
     validation: tuple[str, ...] = ("validation",)
 
+    @property
+    def labels_text(self) -> str:
+        """Return the range of labels as text."""
+        return f"a number from 0 to {self.labels - 1 if self.labels else MOST_SCORE}"
 
-_PAIR = ("sentence1", "sentence2")
+    def is_label(self, value: Any) -> bool:
+        """Return whether a value is a label of the task."""
+        if self.labels:
+            return value in range(self.labels)
+        return isinstance(value, int | float) and 0 <= value <= MOST_SCORE
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """Return the metrics that are reported: GLUE's, and accuracy and F1 of two labels."""
+        return tuple(dict.fromkeys(self.metrics + (_ACCURACY_F1 if self.labels == 2 else ())))
+
+
 _ACCURACY_F1 = ("accuracy", "f1")
+_PAIR = ("sentence1", "sentence2")
 _TASKS = (
     Task("cola", ("sentence",), ("matthews",)),
     Task("sst2", ("sentence",)),
@@ -64,23 +79,16 @@ _TASKS = (
 TASKS = {task.name: task for task in _TASKS}
 
 
-def find_tasks(names: str, option: str = "--tasks") -> list[Task]:
+def find_tasks(names: str, option: str) -> list[Task]:
     """Return the tasks of a list such as `sst2,CoLA`, by the hub's names.
 
     Raises:
-        UserError: a name is none of them, or is there twice.
+        UserError: a name is none of them.
     """
-    tasks: list[Task] = []
-    for name in names.split(","):
-        task = TASKS.get(name.strip().lower())
-        if task is None:
-            raise UserError(
-                f"{option}: there is no task '{name.strip()}'; there are {', '.join(TASKS)}"
-            )
-        if task in tasks:
-            raise UserError(f"{option} names {task.name} twice")
-        tasks.append(task)
-    return tasks
+    chosen = dict.fromkeys(name.strip().lower() for name in names.split(","))
+    if unknown := [name for name in chosen if name not in TASKS]:
+        raise UserError(f"{option}: there is no task '{unknown[0]}'; there are {', '.join(TASKS)}")
+    return [TASKS[name] for name in chosen]
 
 
 def read_task(task: Task, source: str) -> dict[str, Any]:
@@ -98,6 +106,7 @@ def read_task(task: Task, source: str) -> dict[str, Any]:
     import datasets
 
     datasets.disable_progress_bars()
+    needed = (TRAIN, *task.validation)
     folder = next((path for path in (Path(source, task.name), Path(source)) if path.is_dir()), None)
     if folder is None and not HUB_NAME.fullmatch(source):
         raise UserError(f"--data {source} is not a directory, nor a name on the hub")
@@ -107,40 +116,22 @@ def read_task(task: Task, source: str) -> dict[str, Any]:
         elif (folder / "dataset_dict.json").is_file():
             splits = datasets.load_from_disk(str(folder))
         else:
-            splits = _load_files(folder)
-        missing = [split for split in (TRAIN, *task.validation) if split not in splits]
-        if missing:
-            raise UserError(
-                f"--data {source}: {task.name} has no split {missing[0]}; it has "
-                f"{', '.join(splits)}"
-            )
-        needed = {split: splits[split] for split in (TRAIN, *task.validation)}
-        for split, rows in needed.items():
-            _check(task, rows, f"--data {source}: {task.name}, split {split}")
-    except UserError:
-        raise
-    except Exception as error:  # `datasets` and the readers below it raise types of all kinds
-        reason = " ".join(str(error).split())[:500].rstrip(".")
+            files = {split: f"{split}[-.]*" for split in needed}
+            there = {split: name for split, name in files.items() if any(folder.glob(name))}
+            # Without `data_files` it would take files of every folder, those of other tasks too.
+            splits = datasets.load_dataset(str(folder), data_files=there) if there else {}
+    # `datasets` and the readers below it raise types of all kinds.
+    except Exception as error:
+        reason = one_line(error.__cause__ or error)[:500].rstrip(".")
         raise UserError(f"--data {source}: {task.name} cannot be read: {reason}") from error
-    return needed
-
-
-def _load_files(folder: Path) -> Any:
-    """Load files named by their split, such as train.jsonl or train-00000-of-00001.parquet."""
-    import datasets
-
-    files = defaultdict(list)
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _KINDS:
-            files[path.name.split(".")[0].split("-")[0]].append(str(path))
-    kinds = {Path(path).suffix for paths in files.values() for path in paths}
-    if len(kinds) != 1:
-        problem = f"files of several kinds ({', '.join(sorted(kinds))})" if kinds else "no files"
+    if missing := [split for split in needed if split not in splits]:
         raise UserError(
-            f"--data: {folder} has {problem}; give train and validation as "
-            f"{', '.join(_KINDS)}, or a directory that save_to_disk wrote"
+            f"--data {source}: {task.name} has no split {missing[0]}, such as {missing[0]}.jsonl; "
+            f"it has {', '.join(splits) or 'none'}"
         )
-    return datasets.load_dataset(_KINDS[kinds.pop()], data_files=dict(files))
+    for split in needed:
+        _check(task, splits[split], f"--data {source}: {task.name}, split {split}")
+    return {split: splits[split] for split in needed}
 
 
 def _check(task: Task, rows: Any, place: str) -> None:
@@ -152,38 +143,36 @@ def _check(task: Task, rows: Any, place: str) -> None:
             raise UserError(
                 f"{place} has no column {column}; it has {', '.join(rows.column_names)}"
             )
-    for column in task.columns:
-        values = rows[column]
-        for number, value in enumerate(values, start=1):
-            if not isinstance(value, str):
-                raise UserError(f"{place}, row {number}: {column} is {value!r}, which is not text")
-    for number, value in enumerate(rows["label"], start=1):
-        numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-        valid = 0 <= value <= 5 if numeric and not task.labels else value in range(task.labels)
-        if not (numeric and valid):
-            allowed = f"a number from 0 to {task.labels - 1}" if task.labels else "0 to 5"
-            raise UserError(f"{place}, row {number}: label is {value!r}, which is not {allowed}")
+        is_text = column != "label"
+        allowed = "text" if is_text else task.labels_text
+        for number, value in enumerate(rows[column], start=1):
+            if not (isinstance(value, str) if is_text else task.is_label(value)):
+                raise UserError(
+                    f"{place}, row {number}: {column} is {value!r}, which is not {allowed}"
+                )
 
 
-def measure(metrics: Sequence[str], labels: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
-    """Return metrics by name as GLUE defines them; 1 is the best.
+def measure(task: Task, labels: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
+    """Return metrics by name as GLUE defines them, and `score`, the mean of the task's own.
 
-    An undefined correlation counts as 0.
+    1 is the best. An undefined correlation counts as 0.
 
     Args:
         labels: `[items]`.
         outputs: `[items, labels]` of a classifier, or `[items, 1]` of a regression.
     """
     from scipy import stats
-    from sklearn import metrics as learned
+    from sklearn import metrics
 
-    predictions = outputs.argmax(axis=-1) if outputs.shape[-1] > 1 else outputs[:, 0]
+    predictions = outputs.argmax(axis=-1) if task.labels else outputs[:, 0]
     functions = {
-        "accuracy": learned.accuracy_score,
-        "f1": learned.f1_score,
-        "matthews": learned.matthews_corrcoef,
+        "accuracy": metrics.accuracy_score,
+        "f1": metrics.f1_score,
+        "matthews": metrics.matthews_corrcoef,
         "pearson": lambda ours, theirs: stats.pearsonr(ours, theirs).statistic,
         "spearman": lambda ours, theirs: stats.spearmanr(ours, theirs).statistic,
     }
-    values = {name: functions[name](labels, predictions) for name in metrics}
-    return {name: float(np.nan_to_num(value)) for name, value in values.items()}
+    values = {
+        name: float(np.nan_to_num(functions[name](labels, predictions))) for name in task.reported
+    }
+    return {**values, "score": sum(values[name] for name in task.metrics) / len(task.metrics)}

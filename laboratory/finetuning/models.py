@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from laboratory.finetuning.glue_data import HUB_NAME, Task
 from laboratory.finetuning.query_key import Rows
@@ -101,7 +100,8 @@ def open_pretrained(path: Path, trust_code: bool, step: int | None = None) -> Pr
         UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted.
         DataError: as `export_run`.
     """
-    directory = _downloaded(path) if _is_hub_name(path) else exported(path, step)
+    on_hub = not path.exists() and HUB_NAME.fullmatch(str(path))
+    directory = _downloaded(path) if on_hub else exported(path, step)
     require_tokenizer(directory)
     trusted = trust_code or directory != path
     require_trust(directory, trusted)
@@ -110,19 +110,9 @@ def open_pretrained(path: Path, trust_code: bool, step: int | None = None) -> Pr
         raise UserError(
             f"{directory} has no *.safetensors: give an export, or a run that has a checkpoint"
         )
+    digest = model_digest(directory)
     name = str(facts.get("run", path.resolve().name))
-    return Pretrained(
-        path=path,
-        directory=directory,
-        facts=facts,
-        digest=model_digest(directory),
-        trusted=trusted,
-        name=name,
-    )
-
-
-def _is_hub_name(path: Path) -> bool:
-    return not path.exists() and HUB_NAME.fullmatch(str(path)) is not None
+    return Pretrained(path, directory, facts, digest, trusted=trusted, name=name)
 
 
 def _downloaded(path: Path) -> Path:
@@ -163,66 +153,54 @@ def group_models(models: Sequence[Pretrained], baseline: str | None = None) -> G
     return group_by_settings(models, methods, [model.settings() for model in models], baseline)
 
 
-@dataclass(frozen=True)
-class Tokenizer:
-    """Tokenizer of a model.
+def load_tokenizer(pretrained: Pretrained) -> Any:
+    """Load the tokenizer, whose `model_max_length` is what the model has positions for.
 
-    Attributes:
-        program: Tokenizer of transformers.
-        decoder: Whether the model reads from left to right: its tokenizer marks no class token.
-        start: Id that stands before every text of a decoder, and that its batches are padded with.
-        longest: Tokens of a text at most.
-    """
-
-    program: Any
-    decoder: bool
-    start: int
-    longest: int
-
-
-def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
-    """Load the model's tokenizer.
+    A decoder reads from left to right; its tokenizer marks no class token. Its `pad_token` is here
+    the token that every text begins with.
 
     Raises:
         UserError: transformers cannot load it, or it marks no end of a document.
     """
+    from transformers import AutoConfig
+
     directory, trusted = pretrained.directory, pretrained.trusted
-    program = read_tokenizer(directory, trusted)
+    tokenizer = read_tokenizer(directory, trusted)
     with loading(directory):
         config = AutoConfig.from_pretrained(
             str(directory), trust_remote_code=trusted, local_files_only=True
         )
-    if len(program) > config.vocab_size:
+    if len(tokenizer) > config.vocab_size:
         raise UserError(
-            f"{directory}: the tokenizer has {len(program)} tokens, the model "
+            f"{directory}: the tokenizer has {len(tokenizer)} tokens, the model "
             f"{config.vocab_size}: these two do not belong together"
         )
-    longest = min(program.model_max_length, config.max_position_embeddings)
-    if program.cls_token_id is not None:
-        return Tokenizer(program, False, program.cls_token_id, longest)
-    start = program.bos_token_id if program.bos_token_id is not None else program.eos_token_id
-    if start is None:
-        raise UserError(
-            f"{directory}: the tokenizer has neither bos_token nor eos_token; name one of them"
-        )
-    # On the right, so that positions count from the first token of every text.
-    program.pad_token_id, program.padding_side = start, "right"
-    return Tokenizer(program, True, int(start), longest)
+    tokenizer.model_max_length = min(tokenizer.model_max_length, config.max_position_embeddings)
+    if tokenizer.cls_token_id is None:
+        start = tokenizer.bos_token or tokenizer.eos_token
+        if start is None:
+            raise UserError(
+                f"{directory}: the tokenizer has neither bos_token nor eos_token; name one of them"
+            )
+        tokenizer.pad_token = start
+        # So that positions count from the first token of every text.
+        tokenizer.padding_side = "right"
+    return tokenizer
 
 
-def load_classifier(pretrained: Pretrained, task: Task, tokenizer: Tokenizer) -> Any:
+def load_classifier(pretrained: Pretrained, task: Task, tokenizer: Any) -> Any:
     """Load the model with a new head, drawn from torch's generator, in float32.
 
     Raises:
         UserError: transformers cannot load it, or has no classifier of that kind.
     """
+    from transformers import AutoModelForSequenceClassification
+
     facts: dict[str, Any] = {
         "num_labels": task.labels or 1,
         "problem_type": "single_label_classification" if task.labels else "regression",
-        "pad_token_id": tokenizer.program.pad_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
     }
-    if tokenizer.decoder:
-        facts["use_cache"] = False
     directory = pretrained.directory
     if list(directory.glob("*.py")):
         body = read_language_model(directory, pretrained.trusted, torch.float32)
@@ -237,21 +215,18 @@ def load_classifier(pretrained: Pretrained, task: Task, tokenizer: Tokenizer) ->
             **facts,
         )
     model, info = loaded
-    body_prefix = f"{model.base_model_prefix}."
+    model.config.use_cache = False
     # A pooler is part of the head: models of language have none.
-    refuse_missing(
-        directory,
-        [
-            key
-            for key in info["missing_keys"]
-            if key.startswith(body_prefix) and "pooler" not in key
-        ],
-    )
+    body_prefix = f"{model.base_model_prefix}."
+    missing = [key for key in info["missing_keys"] if key.startswith(body_prefix)]
+    refuse_missing(directory, [key for key in missing if "pooler" not in key])
     return model
 
 
 def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
     """Return a stock classifier around the body of a subclass of a stock model."""
+    from transformers import AutoModelForSequenceClassification
+
     stock: Any = type(language_model).__mro__[1]
     values = language_model.config.to_dict()
     for key in ("auto_map", "model_type", "architectures"):

@@ -61,8 +61,8 @@ def query_key(model: Any) -> list[Projection]:
         UserError: no module has a name that tells.
     """
     config = model.config
-    head_dim = getattr(config, "head_dim", None)
-    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    width = config.hidden_size // config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or width
     projections: list[Projection] = []
     layers = {"query": 0, "key": 0}
     for name, module in model.named_modules():
@@ -95,14 +95,14 @@ def _head_starts(name: str, size: int, head_dim: int) -> dict[Role, range]:
 
 def rows_of(module: Any) -> torch.Tensor:
     """Return a module's weight as `[outputs, inputs]`, which shares its memory."""
-    weight: torch.Tensor = module.weight.detach()
-    return weight.T if _is_transposed(module) else weight
+    return _by_output(module, module.weight.detach())
 
 
-def _is_transposed(module: nn.Module) -> bool:
+def _by_output(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor of a weight's shape as `[outputs, inputs]`; biases stay."""
     from transformers.pytorch_utils import Conv1D
 
-    return isinstance(module, Conv1D)
+    return weight.T if isinstance(module, Conv1D) and weight.ndim == 2 else weight
 
 
 def all_rows(projections: Sequence[Projection]) -> Rows:
@@ -137,19 +137,18 @@ def replace_rows(
     )
     for projection in projections:
         numbers = range(len(projection.heads))
-        drawn = rows_of_heads(recipe, projection.layer, projection.role, numbers)
+        drawn = torch.from_numpy(rows_of_heads(recipe, projection.layer, projection.role, numbers))
         weight = rows_of(projection.module)
         bias = getattr(projection.module, "bias", None)
-        rows_by_head = torch.from_numpy(drawn).split(recipe.head_dim)
-        for (first, end), rows in zip(projection.heads, rows_by_head, strict=True):
-            weight[first:end] = rows.to(weight.dtype)
+        for (first, end), rows in zip(projection.heads, drawn.split(recipe.head_dim), strict=True):
+            weight[first:end] = rows
             if bias is not None:
                 bias.detach()[first:end] = 0
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """Entries that were frozen, with their values."""
+    """Frozen entries: (parameter, mask of its frozen entries, their values) of each parameter."""
 
     parts: Sequence[tuple[nn.Parameter, torch.Tensor, torch.Tensor]]
 
@@ -164,8 +163,8 @@ class Frozen:
         Raises:
             RuntimeError: a bit changed.
         """
-        for tensor, mask, values in self.parts:
-            if not torch.equal(tensor.detach().cpu()[mask], values):
+        for parameter, mask, values in self.parts:
+            if not torch.equal(parameter.detach().cpu()[mask], values):
                 raise RuntimeError(
                     "frozen rows of queries and keys changed in fine-tuning: this is a defect"
                 )
@@ -183,34 +182,24 @@ def freeze(model: nn.Module, rows: Rows) -> Frozen:
             module: Any = model.get_submodule(name.removesuffix(".weight"))
         except AttributeError as error:
             raise UserError(f"{name} is to be frozen, but the model has no such weight") from error
-        frozen = torch.zeros(len(rows_of(module)), dtype=torch.bool)
-        for first, end in ranges:
-            if not 0 <= first < end <= len(frozen):
-                raise UserError(
-                    f"rows {first} to {end} of {name} are to be frozen, but it has {len(frozen)}"
-                )
-            frozen[first:end] = True
         for parameter in (module.weight, getattr(module, "bias", None)):
-            if parameter is not None:
-                mask = _entries(module, frozen, parameter)
-                parts.append((parameter, mask, parameter.detach().cpu()[mask].clone()))
-                _stop_gradient(parameter, mask)
+            if parameter is None:
+                continue
+            mask = torch.zeros(parameter.shape, dtype=torch.bool)
+            frozen = _by_output(module, mask)
+            for first, end in ranges:
+                if not 0 <= first < end <= len(frozen):
+                    raise UserError(
+                        f"rows {first} to {end} of {name} are to be frozen, but it has "
+                        f"{len(frozen)}"
+                    )
+                frozen[first:end] = True
+            parts.append((parameter, mask, parameter.detach().cpu()[mask]))
+            if mask.all():
+                parameter.requires_grad_(False)
+            else:
+                parameter.register_hook(partial(_without, mask))
     return Frozen(parts)
-
-
-def _entries(module: nn.Module, frozen: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the mask of a parameter's frozen entries from that of its rows."""
-    if parameter.ndim == 1:
-        return frozen
-    whole = frozen[:, None].expand(rows_of(module).shape)
-    return whole.T if _is_transposed(module) else whole
-
-
-def _stop_gradient(parameter: nn.Parameter, mask: torch.Tensor) -> None:
-    if bool(mask.all()):
-        parameter.requires_grad_(False)
-    else:
-        parameter.register_hook(partial(_without, mask))
 
 
 def _without(mask: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,34 +17,26 @@ from data_pipeline.io.files import refuse_unwritable
 from pretrain.errors import UserError
 
 if TYPE_CHECKING:
-    from laboratory.finetuning.experiment import Arm
     from laboratory.finetuning.glue_data import Task
     from laboratory.finetuning.models import Pretrained
-    from laboratory.finetuning.training import Settings
+    from laboratory.finetuning.training import Arm, Settings
+    from laboratory.study.report import Report
 
-PACKAGES = ("datasets", "accelerate", "sklearn", "scipy")
-"""Packages of both verbs beside transformers, by the names they are imported by."""
-
+MODULES = ("datasets", "accelerate", "sklearn", "scipy")
 Data = Annotated[
     str,
     typer.Option(help="Directory of GLUE with a folder for each task, or its name on the hub."),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Fine-tunings of each, with seeds from 1 on.")]
 LearningRate = Annotated[float, typer.Option(min=1e-12, help="Peak learning rate of AdamW.")]
-Epochs = Annotated[int, typer.Option(min=1, help="Passes over the training examples, at most.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Passes over the training examples.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Examples of a step.")]
-Patience = Annotated[
-    int, typer.Option(min=0, help="Epochs without a better one that end a training; 0: none do.")
-]
 MaxLength = Annotated[
     int | None,
     typer.Option(min=8, help="Tokens of an example at most; default: the model's own."),
 ]
-Tolerance = Annotated[
-    float,
-    typer.Option(min=0, max=1, help="Criterion: largest relative loss to the baseline's score."),
-]
 TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run code that lies in a DIR.")]
+Out = Annotated[Path, typer.Option(help="Directory for the report and for finished trainings.")]
 
 
 def glue(
@@ -60,9 +53,7 @@ def glue(
         str | None,
         typer.Option(help="Variant or run the others are compared with; default: the first's."),
     ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Directory for the report and for finished trainings.")
-    ] = Path("evaluation/glue"),
+    out: Out = Path("evaluation/glue"),
     train_query_key: Annotated[
         bool,
         typer.Option("--train-query-key", help="Let Q and K train too, where they were frozen."),
@@ -70,50 +61,34 @@ def glue(
     learning_rate: LearningRate = 5e-5,
     epochs: Epochs = 5,
     batch_size: BatchSize = 32,
-    patience: Patience = 3,
     max_length: MaxLength = None,
-    tolerance: Tolerance = 0.05,
     trust_code: TrustCode = False,
 ) -> None:
     """E3: fine-tuning on GLUE's tasks with Q and K frozen again, several seeds, beside a baseline.
 
     Example: python -m pretrain evaluate glue runs/vanilla runs/orthogonal --data glue --tasks rte
     """
-    from laboratory.finetuning.glue_data import find_tasks
-
-    glue_tasks = find_tasks(tasks)
-    refuse_unwritable(out)
-    require_packages("evaluate glue", *PACKAGES)
-    rows = _read(glue_tasks, data)
-    from laboratory.finetuning.experiment import exported_arm
+    rows = _read("glue", "--tasks", tasks, data=data, out=out)
     from laboratory.finetuning.models import group_models, open_pretrained
-    from laboratory.finetuning.training import Settings
+    from laboratory.finetuning.report import fine_tuned_report
+    from laboratory.finetuning.training import Arm, Settings
 
-    settings = Settings(
-        learning_rate=learning_rate,
-        epochs=epochs,
-        batch_size=batch_size,
-        patience=patience,
-        max_length=max_length,
-    )
     opened = [open_pretrained(path, trust_code) for path in models]
     groups = group_models(opened, baseline)
-    notes = _query_key_notes(opened, train_query_key)
-    _run(
-        [exported_arm(groups.name_of(model), model, train_query_key) for model in opened],
-        rows,
-        settings=settings,
-        seeds=seeds,
-        out=out,
-        report={
-            "experiment": "E3",
-            "title": "Fine-tuning on GLUE",
-            "baseline": groups.baseline,
-            "metrics": ("score",),
-            "tolerance": tolerance,
-            "notes": notes,
-        },
+    arms = [
+        Arm(groups.name_of(model), model, {} if train_query_key else model.frozen_rows)
+        for model in opened
+    ]
+    report = partial(
+        fine_tuned_report,
+        experiment="E3",
+        title="Fine-tuning on GLUE",
+        baseline=groups.baseline,
+        metrics=("score",),
+        notes=_query_key_notes(opened, train_query_key),
     )
+    settings = Settings(learning_rate, epochs, batch_size, max_length)
+    _run(arms, rows, settings, seeds, out=out, report=report)
 
 
 def reservoir(
@@ -124,67 +99,49 @@ def reservoir(
     task: Annotated[str, typer.Option(help="A task of GLUE.")] = "sst2",
     data: Data = "nyu-mll/glue",
     seeds: Seeds = 5,
-    out: Annotated[
-        Path, typer.Option(help="Directory for the report and for finished trainings.")
-    ] = Path("evaluation/reservoir"),
+    out: Out = Path("evaluation/reservoir"),
     learning_rate: LearningRate = 2e-5,
     epochs: Epochs = 3,
     batch_size: BatchSize = 32,
-    patience: Patience = 0,
     max_length: MaxLength = 128,
-    tolerance: Tolerance = 0.05,
     trust_code: TrustCode = False,
 ) -> None:
     """Q and K of a pretrained model trained, frozen, or replaced by orthonormal rows and frozen.
 
     Example: python -m pretrain evaluate reservoir google-bert/bert-base-uncased --task sst2
     """
-    from laboratory.finetuning.glue_data import find_tasks
-
-    glue_tasks = find_tasks(task, "--task")
-    refuse_unwritable(out)
-    require_packages("evaluate reservoir", *PACKAGES)
-    rows = _read(glue_tasks, data)
-    from laboratory.finetuning.experiment import TRAINED, reservoir_arms
+    rows = _read("reservoir", "--task", task, data=data, out=out)
     from laboratory.finetuning.models import load_classifier, load_tokenizer, open_pretrained
     from laboratory.finetuning.query_key import query_key
-    from laboratory.finetuning.training import Settings
+    from laboratory.finetuning.report import fine_tuned_report
+    from laboratory.finetuning.training import TRAINED, Settings, reservoir_arms
 
-    settings = Settings(
-        learning_rate=learning_rate,
-        epochs=epochs,
-        batch_size=batch_size,
-        patience=patience,
-        max_length=max_length,
-    )
     opened = open_pretrained(model, trust_code)
     # Refused before the first training, which would take long.
-    query_key(load_classifier(opened, glue_tasks[0], load_tokenizer(opened)))
-    two_labels = all(glue_task.labels == 2 for glue_task in glue_tasks)
-    _run(
-        reservoir_arms(opened),
-        rows,
-        settings=settings,
-        seeds=seeds,
-        out=out,
-        report={
-            "experiment": "reservoir",
-            "title": "Reservoir test",
-            "baseline": TRAINED,
-            "metrics": ("accuracy", "f1") if two_labels else ("score",),
-            "tolerance": tolerance,
-            "notes": [
-                "per head, one matrix: rows of the frozen bank by the seed of the fine-tuning, "
-                "orthonormal within each head, and over all heads of a layer; their biases are 0"
-            ],
-        },
+    query_key(load_classifier(opened, next(iter(rows)), load_tokenizer(opened)))
+    report = partial(
+        fine_tuned_report,
+        experiment="reservoir",
+        title="Reservoir test",
+        baseline=TRAINED,
+        metrics=("accuracy", "f1") if all(of.labels == 2 for of in rows) else ("score",),
+        notes=[
+            "per head, one matrix: rows of the frozen bank by the seed of the fine-tuning, "
+            "orthonormal within each head, and over all heads of a layer; their biases are 0"
+        ],
     )
+    settings = Settings(learning_rate, epochs, batch_size, max_length)
+    _run(reservoir_arms(opened), rows, settings, seeds, out=out, report=report)
 
 
-def _read(tasks: Sequence[Task], data: str) -> dict[Task, dict[str, Any]]:
-    from laboratory.finetuning.glue_data import read_task
+def _read(verb: str, option: str, tasks: str, data: str, out: Path) -> dict[Task, dict[str, Any]]:
+    """Return the splits of the tasks, after everything that can be refused before they are read."""
+    from laboratory.finetuning.glue_data import find_tasks, read_task
 
-    return {task: read_task(task, data) for task in tasks}
+    found = find_tasks(tasks, option)
+    refuse_unwritable(out)
+    require_packages(f"evaluate {verb}", *MODULES)
+    return {task: read_task(task, data) for task in found}
 
 
 def _run(
@@ -193,85 +150,60 @@ def _run(
     settings: Settings,
     seeds: int,
     out: Path,
-    report: Mapping[str, Any],
+    report: Callable[..., Report],
 ) -> None:
-    """Fine-tune all arms, and write the report."""
-    from laboratory.finetuning.experiment import run_trials
-    from laboratory.finetuning.report import fine_tuned_report
-    from laboratory.reporting.progress import WorkDisplay
+    """Fine-tune all arms, and write the report.
+
+    Args:
+        report: Function of the trials and of further content that returns the report.
+    """
+    from laboratory.finetuning.training import run_trials
     from laboratory.study.report import finish
 
-    with WorkDisplay(len(arms) * len(rows) * seeds) as work:
-        metrics = tuple(name for name in report["metrics"] if name != "score")
-        trials, details = run_trials(
-            arms,
-            rows,
-            settings=settings,
-            seeds=seeds,
-            metrics=metrics,
-            out=out,
-            begin=work.begin,
-        )
-    models = {arm.model.name: (arm.group, arm.model) for arm in arms}
-    content = {
-        "experiment": report["experiment"],
-        "title": report["title"],
-        "settings": asdict(settings),
-        "models": [
-            {
-                "name": name,
-                "group": group,
-                "seed": model.seed,
-                "sha256": model.digest,
-                "frozen_rows": model.frozen_rows,
-                "folded": model.facts.get("folded", []),
-            }
-            for name, (group, model) in models.items()
-        ],
-        "trainings": details,
-    }
-    kept = sum(bool(detail["kept"]) for detail in details)
+    trials = run_trials(arms, rows, settings, seeds, out=out)
+    models = [
+        {
+            "name": arm.model.name,
+            "group": arm.group,
+            "seed": arm.model.seed,
+            "sha256": arm.model.digest,
+            "frozen_rows": arm.rows,
+            "folded": arm.model.facts.get("folded", []),
+        }
+        for arm in arms
+    ]
+    kept = sum(trial.kept for trial in trials)
     finish(
-        fine_tuned_report(
-            trials,
-            report["baseline"],
-            report["metrics"],
-            report["tolerance"],
-            notes=report["notes"],
-            content=content,
-        ),
+        report(trials, {"settings": asdict(settings), "models": models}),
         out,
-        remark=f" ({kept} of {len(details)} trainings were there)" if kept else "",
+        remark=f" ({kept} of {len(trials)} trainings were there)" if kept else "",
     )
 
 
-def require_packages(verb: str, *names: str) -> None:
-    """Import transformers and other packages of a verb, quietly.
+def require_packages(verb: str, *modules: str) -> None:
+    """Import transformers and other modules of a verb, quietly.
 
     Args:
-        verb: Name of the verb, for the message.
-        *names: Names by which the packages are imported.
+        modules: Modules of packages of the extra `eval`.
 
     Raises:
         UserError: one is not installed.
     """
-    from megatron_patches.engine.compat import prepare_imports
     from pretrain.export.models import require_transformers
     from pretrain.ranks.devices import use_cuda
 
     typer.echo(f"{verb}: importing transformers, which takes a while")
-    prepare_imports()
-    # Transformers imports DeepSpeed where it is installed, which would print the accelerator it
+    # accelerate imports DeepSpeed where it is installed, which would print the accelerator it
     # detects.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda() else "cpu")
     require_transformers(verb)
-    for name in names:
-        try:
-            import_module(name)
-        except ImportError as error:
-            raise UserError(
-                f"{verb} needs the package {name} ({error}): {how_to_install('eval')}"
-            ) from error
+    try:
+        for module in modules:
+            import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"{verb} needs packages of the extra eval ({error}): {how_to_install('eval')}"
+        ) from error
 
 
 def _query_key_notes(models: Sequence[Pretrained], train_query_key: bool) -> list[str]:
@@ -286,6 +218,4 @@ def _query_key_notes(models: Sequence[Pretrained], train_query_key: bool) -> lis
             f"{', '.join(folded)}: adapters are folded into these rows, which are frozen as "
             "folded: the adapters do not train any more"
         )
-    if free := [model.name for model in models if not model.frozen_rows]:
-        notes.append(f"{', '.join(free)}: nothing was frozen, so everything trains")
     return notes

@@ -98,6 +98,20 @@ def test_the_files_the_commit_and_again(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
+def test_each_file_is_fetched_by_its_name_after_one_listing(hub: Hub, tmp_path: Path) -> None:
+    """Names that a pattern, an address or a shell would read otherwise."""
+    odd = ("[1].zst", "*.zst", "?.zst", "a b#%41&c.zst", "ü.zst", "[!x].zst")
+    names = [f"train/odd/{name}" for name in odd]
+    hub.files |= {name: rows_of(f"{name}.jsonl.zst") for name in names}
+    wanted = ("--out", tmp_path / "out", "--include", "train/odd/*")
+    done = download(hub, *wanted)
+    assert done.code == 0, done.err
+    assert data_of(tmp_path / "out") == {name: hub.files[name] for name in names}
+    assert sorted(hub.requests) == sorted(f"{name}@0" for name in names)
+    assert hub.listings == 1
+
+
+@pytest.mark.distributed
 def test_killed_and_continued(hub: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     hub.hold_after = 6

@@ -32,7 +32,7 @@ from data_pipeline.tokenizing.rejects import Limits, RejectWatch, notes
 from data_pipeline.tokenizing.run import Run, finish
 from data_pipeline.tokenizing.unit_files import unit_groups
 from data_pipeline.tokenizing.work_unit import has_data, has_rejects, read_record
-from laboratory.finetuning import experiment, models
+from laboratory.finetuning import models, training
 from laboratory.replay import __main__ as replay
 from laboratory.replay import prepare
 from laboratory.study.cache import ResultCache
@@ -64,8 +64,15 @@ FROZEN_ROWS = {"h.0.attn.c_attn.weight": [[0, 8], [16, 24]]}
 EXPORT = export_facts(
     "a", "vanilla", 1, frozen_rows=FROZEN_ROWS, files={}, checkpoint_sha256="a" * 64
 )
-SCORES = {"metrics": {"accuracy": 0.5}, "items": 24, "best_epoch": 1, "frozen_share": 0.1}
-TRIAL = {"result": SCORES}
+TRIAL = {
+    "metrics": {"accuracy": 0.5},
+    "items": 24,
+    "best_epoch": 1,
+    "score_aside_by_epoch": [0.5],
+    "frozen_parameters": 1,
+    "parameters": 10,
+    "seconds": 1.5,
+}
 TOLD = {"document": "a", "samples": [1], "loss": 3.5, "tokens": 4, "share": 1.0, "text": "b"}
 ANSWER = {
     "begins_after": 2,
@@ -223,9 +230,9 @@ def of_results(root: Path) -> Iterator[tuple[str, Form]]:
         return models.group_models([own])
 
     yield "export", Form(export, model)
-    of_trial = ResultCache(root, experiment._KEPT)
+    of_trial = ResultCache(root, training.RESULT)
     of_trial.write("glue", {"seed": 1}, TRIAL)
-    yield "glue", Form(root / "glue.json", lambda: kept(of_trial, "glue")["result"])
+    yield "glue", Form(root / "glue.json", lambda: kept(of_trial, "glue")["metrics"])
     requested = {"config": "a.yaml", "step": 4, "keep": [2]}
     for path, content, form in (
         (root / "answer.json", ANSWER, prepare._ANSWER),

@@ -19,8 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_pipeline.errors import how_to_install
 from laboratory.finetuning.models import Pretrained
+from laboratory.finetuning.verbs import require_packages
 from laboratory.reporting.progress import WorkDisplay
 from pretrain.errors import UserError
 from pretrain.export.models import loading, read_language_model
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("lm-eval", "sacrebleu", "transformers", "torch")
 """Packages with a version that the report names."""
+MODULES = ("datasets", "lm_eval.evaluator", "lm_eval.models.huggingface", "sacrebleu")
 BOOTSTRAP = 1000
 """Resamples for the standard error of a metric that is not a mean, such as BLEU."""
 TOY_TASKS = Path(__file__).parent.parent / "toy_tasks"
@@ -81,11 +82,8 @@ class Request:
     results: Path
 
 
-def require_harness(device: str) -> dict[str, str]:
+def require_harness() -> dict[str, str]:
     """Import the harness quietly.
-
-    Args:
-        device: cpu or cuda, for the models.
 
     Returns:
         The versions of PACKAGES.
@@ -93,24 +91,12 @@ def require_harness(device: str) -> dict[str, str]:
     Raises:
         UserError: the extra `eval` is not installed.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if device == "cpu":  # else DeepSpeed, which accelerate imports, says that it has found no GPU
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ["DISABLE_MULTIPROC"] = "1"  # of its bootstrap, which else takes every core
-    try:
-        import datasets
-        import lm_eval.evaluator
-        import lm_eval.models.huggingface  # noqa: F401
-        import sacrebleu  # noqa: F401
-        from transformers.utils import logging as chatter
-    except ImportError as error:
-        raise UserError(
-            f"evaluate tasks needs lm-evaluation-harness ({error}): {how_to_install('eval')}"
-        ) from error
+    require_packages("evaluate tasks", *MODULES)
+    import datasets
+
     for name in ("lm_eval", "datasets", "accelerate"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    chatter.set_verbosity_error()
-    chatter.disable_progress_bar()
     datasets.disable_progress_bars()
     return {name: version(name) for name in PACKAGES}
 

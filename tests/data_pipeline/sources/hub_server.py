@@ -17,7 +17,6 @@ from urllib.parse import unquote, urlsplit
 REPOSITORY = "acme/slim"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _SMALL = 100  # a file below this is in git itself and has no SHA-256 in the listing
-_PAGE = 3
 
 
 @dataclass
@@ -28,7 +27,8 @@ class Hub:
     connection breaks, so many times; busy: answered with 503 so many times ("" is the data set
     itself); hold_after: after so many files nothing is served until `released`; gated: files are
     for those who accepted the terms; commits: all commits, `commit` is that of main; requests: the
-    files that were asked for, each as NAME@FIRST_BYTE.
+    files that were asked for, each as NAME@FIRST_BYTE; page: entries of a page of the listing;
+    listings: how often its first page was asked for.
     """
 
     files: dict[str, bytes]
@@ -43,6 +43,8 @@ class Hub:
     commits: set[str] = field(default_factory=set)
     released: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)
+    page: int = 3
+    listings: int = 0
 
     def entry(self, name: str) -> dict[str, object]:
         """A file as the tree listing gives it."""
@@ -106,6 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         """A page of the listing, recursive or not, with a link to the next, as the hub has it."""
         query = dict(part.split("=", 1) for part in urlsplit(self.path).query.split("&") if part)
         start = int(query.get("cursor", 0))
+        self.hub.listings += start == 0
         prefix = f"{below}/" if below else ""
         names = sorted(name for name in self.hub.files if name.startswith(prefix))
         recursive = query.get("recursive", "false").lower() == "true"
@@ -115,11 +118,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.entry(name)
             if name in self.hub.files
             else {"type": "directory", "path": name, "oid": "0" * 40, "size": 0}
-            for name in names[start : start + _PAGE]
+            for name in names[start : start + self.hub.page]
         ]
         headers = {}
-        if start + _PAGE < len(names):
-            page = f"?recursive={recursive}&cursor={start + _PAGE}"
+        if start + self.hub.page < len(names):
+            page = f"?recursive={recursive}&cursor={start + self.hub.page}"
             headers["Link"] = f'<{self.hub.address}{urlsplit(self.path).path}{page}>; rel="next"'
         if recursive:
             entries.insert(0, {"type": "directory", "path": "train", "oid": "0" * 40, "size": 0})

@@ -60,41 +60,51 @@ def refused(match: str, source: Path, task: str = "sst2") -> None:
 def test_what_is_not_the_task_s_data_is_one_sentence(tmp_path: Path) -> None:
     refused("is not a directory, nor a name on the hub", tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    refused("empty has no files; give train and validation as .jsonl", tmp_path / "empty")
+    refused("sst2 has no split train, such as train.jsonl; it has none", tmp_path / "empty")
+    write(tmp_path / "glue/mrpc")
+    refused("sst2 has no split train, such as train.jsonl; it has none", tmp_path / "glue")
     folder = write(tmp_path / "data")
     refused("rte, split train has no column sentence1; it has sentence, label", folder, "rte")
-    refused("mnli has no split validation_matched; it has train, validation", folder, "mnli")
+    refused("mnli has no split validation_matched, .*; it has train", folder, "mnli")
     write(tmp_path / "labels", [*ROWS, {"sentence": "more", "label": 2}])
     refused(r"row 7: label is 2, which is not a number from 0 to 1", tmp_path / "labels")
     write(tmp_path / "texts", [{"sentence": 3, "label": 1}])
     refused(r"row 1: sentence is 3, which is not text", tmp_path / "texts")
     (folder / "train.jsonl").write_text('{"sentence": \n')
-    refused("sst2 cannot be read: ", folder)
+    refused("sst2 cannot be read: JSON parse error", folder)
+    (folder / "train.jsonl").unlink()
+    refused("sst2 has no split train, .*; it has validation", folder)
     (folder / "train.csv").write_text("sentence,label\n")
-    refused(r"data has files of several kinds \(.csv, .jsonl\)", folder)
+    refused("sst2 cannot be read: Couldn't infer the same data file format for all", folder)
+    for score in (5.5, "4", None):
+        row = {"sentence1": "a", "sentence2": "b", "label": score}
+        write(tmp_path / "scores", [{**row, "label": 5.0}, row] if score != "4" else [row])
+        refused("label is .*, which is not a number from 0 to 5", tmp_path / "scores", "stsb")
 
 
 def test_tasks_are_named_as_on_the_hub() -> None:
-    assert [task.name for task in find_tasks("sst2, CoLA")] == ["sst2", "cola"]
+    assert [task.name for task in find_tasks("sst2, CoLA,sst2", "--tasks")] == ["sst2", "cola"]
     with pytest.raises(UserError, match="--task: there is no task 'sst3'; there are cola, sst2"):
         find_tasks("sst3", "--task")
-    with pytest.raises(UserError, match="--tasks names rte twice"):
-        find_tasks("rte,rte")
 
 
 def test_metrics_are_glue_s() -> None:
     labels = np.array([1, 1, 0, 0, 1])
     outputs = np.array([[0, 1], [1, 0], [0, 1], [1, 0], [0, 1]], float)  # 1 0 1 0 1
-    found = measure(("accuracy", "f1", "matthews"), labels, outputs)
     # true positives 2, false ones 1, false negatives 1, true negatives 1
-    assert found == pytest.approx(
-        {"accuracy": 3 / 5, "f1": 2 / 3, "matthews": (2 * 1 - 1 * 1) / (3 * 3 * 2 * 2) ** 0.5}
-    )
+    matthews = (2 * 1 - 1 * 1) / (3 * 3 * 2 * 2) ** 0.5
+    of_two = {"accuracy": 3 / 5, "f1": 2 / 3}
+    expected = of_two | {"matthews": matthews, "score": matthews}
+    assert measure(TASKS["cola"], labels, outputs) == pytest.approx(expected)
+    expected = of_two | {"score": (3 / 5 + 2 / 3) / 2}
+    assert measure(TASKS["mrpc"], labels, outputs) == pytest.approx(expected)
     scores = np.array([0.0, 1.0, 4.0])
-    found = measure(("pearson", "spearman"), scores, np.array([[1.0], [2.0], [9.0]]))
-    assert found == pytest.approx(
-        {"pearson": np.corrcoef(scores, [1, 2, 9])[0, 1], "spearman": 1.0}
-    )
+    pearson = np.corrcoef(scores, [1, 2, 9])[0, 1]
+    expected = {"pearson": pearson, "spearman": 1.0, "score": (pearson + 1) / 2}
+    outputs = np.array([[1.0], [2.0], [9.0]])
+    assert measure(TASKS["stsb"], scores, outputs) == pytest.approx(expected)
+    outputs = np.array([[0.1, 0.2, 0.7], [0.9, 0.0, 0.1]])
+    assert measure(TASKS["mnli"], np.array([2, 1]), outputs) == {"accuracy": 0.5, "score": 0.5}
 
 
 def test_json_of_another_shape_is_refused(tmp_path: Path) -> None:

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 
 import pytest
 from scipy import stats
 
-from laboratory.finetuning.report import Trial, compare_trials, fine_tuned_report
+from laboratory.finetuning.report import Result, Trial, compare_trials, fine_tuned_report
 from laboratory.study.report import page_text
 
 
 def trial(
     group: str, pretraining: int | None, seed: int, score: float, task: str = "sst2"
 ) -> Trial:
+    result: Result = {
+        "metrics": {"accuracy": score, "score": score},
+        "items": 872,
+        "best_epoch": 2,
+        "score_aside_by_epoch": [0.5, score],
+        "frozen_parameters": 129,
+        "parameters": 1000,
+        "seconds": 1.0,
+    }
     model = f"{group}-{pretraining}"
-    return Trial(
-        task=task,
-        group=group,
-        model=model,
-        pretraining_seed=pretraining,
-        seed=seed,
-        metrics={"accuracy": score, "score": score},
-        items=872,
-        best_epoch=2,
-        frozen_share=0.129,
-    )
+    return Trial(task, group, model, pretraining, seed=seed, kept=False, result=result)
 
 
 def test_pairs_are_of_pretraining_seeds_where_there_are_several() -> None:
     base = [trial("a", p, s, 0.9 + 0.01 * p + 0.001 * s) for p in (1, 2, 3) for s in (1, 2)]
     own = [trial("b", p, s, 0.9 + 0.02 * p + 0.001 * s) for p in (1, 2, 4) for s in (1, 2)]
-    (found,) = compare_trials([*base, *own], "a", ["score"], 0.05)
+    (found,) = compare_trials([*base, *own], "a", ["score"])
     assert found.pair == "pretraining" and found.gap is not None
     assert found.gap.seeds == (1, 2) and found.gap.differences == pytest.approx((0.01, 0.02))
     half = stats.t.ppf(0.975, 1) * math.sqrt(0.00005) / math.sqrt(2)
@@ -44,11 +44,11 @@ def test_pairs_are_of_fine_tuning_seeds_of_one_pretraining() -> None:
     base = [trial("a", 7, s, 0.9) for s in (1, 2, 3)]
     own = [trial("b", 7, s, value) for s, value in ((1, 0.9), (2, 0.84), (3, 0.86))]
     own += [trial("b", 8, s, 0.1) for s in (1, 2, 3)]  # of other samples in another order
-    (found,) = compare_trials([*base, *own], "a", ["score"], 0.05)
+    (found,) = compare_trials([*base, *own], "a", ["score"])
     assert found.pair == "fine-tuning" and found.gap is not None and found.gap.n == 3
     assert found.gap.differences == pytest.approx((0, -0.06, -0.04)) and found.held == 2
     foreign = [trial("c", None, s, 0.9) for s in (1, 2, 3)]
-    (other,) = compare_trials([*base, *foreign], "a", ["score"], 0.05)
+    (other,) = compare_trials([*base, *foreign], "a", ["score"])
     assert other.gap is not None and other.gap.n == 3 and other.held == 3
 
 
@@ -60,7 +60,7 @@ def test_p_values_are_adjusted_over_tasks_and_groups() -> None:
         for group in ("a", "b", "c")
         for seed in (1, 2, 3)
     ]
-    found = compare_trials(trials, "a", ["score"], 0.05)
+    found = compare_trials(trials, "a", ["score"])
     assert [(one.task, one.group) for one in found] == [
         (t, g) for t in ("sst2", "rte") for g in "bc"
     ]
@@ -71,10 +71,15 @@ def test_p_values_are_adjusted_over_tasks_and_groups() -> None:
 def test_the_report_says_what_was_compared() -> None:
     trials = [trial(group, 1, seed, 0.9) for group in ("a", "b") for seed in (1, 2)]
     trials += [trial("a", 1, 1, score=0.0, task="cola"), trial("b", 1, 1, score=0.3, task="cola")]
-    named = {"experiment": "E3", "title": "GLUE"}
-    report = fine_tuned_report(
-        trials, "a", ["score"], 0.05, notes=["a note"], content=named | {"more": 1}
+    of_glue = partial(
+        fine_tuned_report,
+        experiment="E3",
+        title="GLUE",
+        baseline="a",
+        metrics=["score"],
+        notes=["a note"],
     )
+    report = of_glue(trials, {"more": 1})
     assert [(v.group, v.answer) for v in report.verdicts] == [
         ("b, sst2", "yes (2 of 2)"),
         ("b, cola", "not testable"),  # 95 % of nothing
@@ -85,6 +90,6 @@ def test_the_report_says_what_was_compared() -> None:
     assert f"| sst2 | b | 1 × 2 | {scores}" in text
     gap = "| sst2 | score | b | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | – | n < 5 | n < 5 |"
     assert gap in text
-    assert "not of the method" in text and "below 5 pairs" in text
-    alone = fine_tuned_report(trials[:2], "a", ["score"], 0.05, notes=[], content=named)
+    assert "not of the method" in text and "n = 2 < 5: significance is not claimed" in text
+    alone = of_glue(trials[:2], {})
     assert [v.answer for v in alone.verdicts] == ["not testable"] and len(alone.tables) == 1

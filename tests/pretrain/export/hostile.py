@@ -76,7 +76,7 @@ def loaded(run: Path, directory: Path, pickled: Path) -> list[str]:
     from pretrain.export.sampling import Sampler
 
     Sampler(exported(run), trust_code=True)
-    require_harness("cpu")
+    require_harness()
     opened = open_pretrained(run, trust_code=False)
     names = ["choice"]
     files = write_tasks(run.parent / "task files", items=4)
