@@ -26,15 +26,16 @@ python -m pretrain train demo model.num_layers=6 run.name=deeper    # an overrid
 python -m pretrain show demo --meanings                             # values, origins, meanings
 ```
 
-A configuration is a YAML file, such as those of `pretrain/configs`, with overrides. Of two keys
-that exclude each other, an override unsets the file's. The default stands last in the second
-column, of several words first; a key without one is unset, `null` in YAML.
+A configuration is a YAML file, such as those of `pretrain/configs`, with overrides. If an override
+and a key of the file exclude each other, the override wins and the key is unset. The second column
+ends with the default; of several words the first is the default. A key without a default is unset,
+`null` in YAML.
 
 *At a resume* says what another value does to a run that
 [resumes from a checkpoint](operations.md#stop-resume-extend-move). It takes effect from the next
 step on, is refused, or changes no number.
 
-This page is made by `python -m tests.configuration_page > docs/configuration.md`.
+`python -m tests.configuration_page > docs/configuration.md` makes this page.
 """
 _WORDS = {
     bool: "boolean",

@@ -92,7 +92,7 @@ class QKPolicy:
     # With grouped-query attention a key head has the rows of the first query head of its group.
     shared: bool = axis(
         False,
-        "W_K = W_Q: one matrix a head, drawn, held and multiplied by once, gives queries and keys.",
+        "W_K = W_Q: queries and keys come from one matrix per head and one product.",
         Rule(
             lambda policy, value: not value or policy.may_share,
             "attention.shared does not apply to variant '{variant}'; remove it",
@@ -149,8 +149,8 @@ class QKPolicy:
     # Names of ADAPTERS (see `adapters`).
     adapters: tuple[str, ...] = axis(
         (),
-        "Adapters of queries, keys and values, of the frozen heads or, where "
-        f"none is frozen, of all: {', '.join(ADAPTERS)}.",
+        "Adapters of the queries, keys and values of frozen heads (of all heads if none is "
+        f"frozen): {', '.join(ADAPTERS)}.",
         _HAS_QUERIES_AND_KEYS,
     )
     low_rank: int = axis(
@@ -172,7 +172,7 @@ class QKPolicy:
     )
     convolved: Convolved = axis(
         "both",
-        "What the adapter short_convolution is applied to: key, value or both; unset: both.",
+        "What the adapter short_convolution acts on: key, value or both; unset: both.",
         _belongs_to("short_convolution", "convolved"),
     )
     # Whether W_Q and W_K, or score matrices, learn. If not, they are buffers that no optimizer ever
@@ -199,8 +199,8 @@ class QKPolicy:
     # Layers begin to train from the rows they were frozen with, and are frozen as they are.
     phases: tuple[PhaseStart, ...] = axis(
         (),
-        "When which layers' rows of queries and keys are frozen as they are, or begin to train: a "
-        "list of {at, freeze, train, learning_rate_factor}; unset: the variant's.",
+        "Layers whose query and key rows freeze or begin to train during the run: a list of "
+        "{at, freeze, train, learning_rate_factor}; unset: the variant's.",
         Rule(
             lambda policy, _: policy.has_rows and not (policy.synthesizer or policy.penalty),
             "attention.phases does not apply to variant '{variant}': it needs rows of queries and "

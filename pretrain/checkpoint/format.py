@@ -6,8 +6,8 @@
                   checkpoint.json              identity of the run, position in training, layout
                   COMPLETE                     size and SHA-256 of every other file; written last
 
-docs/checkpoints.md describes the format for other readers. Every file is parsed by a pydantic form
-with bounds, so a file with unexpected content is refused and never half used.
+docs/checkpoints.md and docs/api.md describe the format for other readers. Every file is parsed by a
+pydantic form with bounds, so a file with unexpected content is refused and never half used.
 """
 
 from __future__ import annotations

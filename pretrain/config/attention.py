@@ -42,19 +42,22 @@ _REFUSED = Setting(OnResume.REFUSED, noted=False, hparam=True)
 class PhaseEntry(Section):
     """An entry of attention.phases."""
 
-    at: float = Field(gt=0, lt=1, description="Part of the run's steps after which it applies.")
+    at: float = Field(
+        gt=0, lt=1, description="It takes effect once this fraction of the steps is done."
+    )
     freeze: Layers | None = Field(
         default=None,
-        description="Layers whose rows of queries and keys are frozen as they are: all, 4, 4-7 or "
-        "50%-100%, counted from 0; unset: none.",
+        description="Layers whose query and key rows freeze as they are: all, 4, 4-7 or 50%-100%, "
+        "counted from 0; unset: none.",
     )
     train: Layers | None = Field(
-        default=None, description="Frozen layers that become trainable, likewise; unset: none."
+        default=None,
+        description="Frozen layers that begin to train, in the same form; unset: none.",
     )
     learning_rate_factor: float = Field(
         default=1.0,
         gt=0,
-        description="Of the learning-rate schedule from there on, in place of the last one.",
+        description="Factor of the learning rate from there on; it replaces the one before.",
     )
 
 
@@ -154,7 +157,7 @@ def _with_axes(section: _SectionType) -> _SectionType:
 
 @_with_axes
 class AttentionSection(Section):
-    """The policy: its variant and seed, and the axes that are set (the keys of `policy.AXES`)."""
+    """How queries and keys are made: a variant, its seed, and what you change of it."""
 
     variant: str = setting(
         ...,

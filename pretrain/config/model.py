@@ -26,8 +26,8 @@ class ModelSection(Section):
     )
     ffn_hidden_size: Int | None = setting(
         None,
-        "Inner width of the MLP; unset: 4 * hidden_size, of swiglu 8/3 of it, rounded up to a "
-        "multiple of 128 (of 16 below a hidden_size of 384).",
+        "Inner width of the MLP; unset: 4 * hidden_size, or with swiglu 8/3 * hidden_size, rounded "
+        "up to a multiple of 128 (of 16 if hidden_size is below 384).",
         SHAPE,
         ge=1,
     )
@@ -66,8 +66,7 @@ class ModelSection(Section):
     )
     z_loss: float = setting(
         0.0,
-        "Factor of the mean square of the logits' log-sum-exp, added to the loss that is trained "
-        "on.",
+        "Add this times the mean square of the logits' log-sum-exp to the training loss.",
         MODEL,
         ge=0,
     )
@@ -84,8 +83,8 @@ class ModelSection(Section):
     )
     init: Literal["normal", "fan_in"] = setting(
         "normal",
-        "Initial matrices: normal, N(0, init_std^2); fan_in, N(0, 1/columns), and zero what is "
-        "added to the residual stream.",
+        "Initial matrices. normal: N(0, init_std^2); fan_in: N(0, 1/columns), but zero for those "
+        "whose output is added to the residual stream.",
         MODEL,
     )
     tied_embeddings: bool = setting(True, "Tie the output layer to the embedding matrix.", SHAPE)

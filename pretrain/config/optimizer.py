@@ -90,8 +90,8 @@ class OptimizerSection(Section):
 
     qk_clip: float | None = setting(
         None,
-        "After each update, scale W_Q and W_K of heads whose largest score in the step exceeded "
-        "this by the root of limit / largest score (QK-Clip); unset: not.",
+        "Limit of attention scores (QK-Clip). If a head's largest score in a step exceeds it, W_Q "
+        "and W_K of the head are scaled by sqrt(limit / largest score); unset: no limit.",
         EVERY_STEP,
         gt=0,
     )

@@ -162,7 +162,7 @@ class BlendEntry(Section):
     """A shard directory of a blend."""
 
     directory: PathLike = Field(description="Shard directory with a manifest.json.")
-    weight: float = Field(gt=0, description="Its part of the samples, in any unit.")
+    weight: float = Field(gt=0, description="Its share of the samples, in any unit.")
     sources: dict[str, Annotated[float, Field(gt=0)]] | None = Field(
         default=None,
         min_length=1,
@@ -314,8 +314,8 @@ class PerformanceSection(Section):
     )
     document_attention: Literal["flash", "mask"] = setting(
         "flash",
-        "With data.reset_at_document_end. flash: each document by itself, where there is a "
-        "kernel for it (on GPUs in bf16); mask: all pairs of a sample, most of them masked.",
+        "How data.reset_at_document_end computes attention. flash: within each document, if a "
+        "kernel can (on GPUs in bf16); mask: over all pairs of a sample, most of them masked.",
         ROUNDING,
     )
     recompute: Literal["none", "query_key", "attention", "full"] = setting(
@@ -337,7 +337,7 @@ class CheckpointSection(Section):
     every: Int = setting(..., "Steps between checkpoints; 0: only at the end.", RECORDS, ge=0)
     keep_last: Int = setting(
         2,
-        "Complete checkpoints to keep, before others those at a multiple of `every`.",
+        "Complete checkpoints to keep; those at a multiple of `every` are kept before others.",
         RECORDS,
         ge=1,
     )

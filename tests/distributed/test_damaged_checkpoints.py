@@ -232,7 +232,7 @@ def test_of_an_older_checkpoint_that_is_a_link_only_the_link_is_removed(trained:
 def test_the_example_of_the_documentation_reads_every_parameter(
     trained: Trained,
 ) -> None:
-    page = (ROOT / "docs/checkpoints.md").read_text()
+    page = (ROOT / "docs/api.md").read_text().partition("## A parameter of a checkpoint\n")[2]
     names: dict[str, Any] = {}
     exec(page.partition("```python\n")[2].partition("```")[0], names)
     checkpoint = trained.runs / "trained" / NEWEST
