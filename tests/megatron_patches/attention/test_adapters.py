@@ -161,8 +161,10 @@ def test_an_adapter_that_is_declared_linear_is_linear() -> None:
 
         together = applied(added, {name: products[name] + products_2[name] for name in products})
         linear = torch.allclose(applied(first, products) + applied(second, products_2), together)
-        # A convolution is linear but mixes tokens.
-        assert linear == (declared.linear or name == "short_convolution"), name
+        # One that is linear may be declared otherwise: a convolution mixes tokens.
+        assert linear or not declared.linear, name
+        if declared.linear:  # export folds it into rows of queries and keys, and drops the rest
+            assert module(first, products).value is first.value, name
     assert not ADAPTERS["short_convolution"].linear
 
 
