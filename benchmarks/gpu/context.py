@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pretrain.runs.directory import write_json
+from data_pipeline.io.files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL = 60

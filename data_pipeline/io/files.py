@@ -1,7 +1,7 @@
 """Whole-file helpers: regular files, hashing, and writes that are either complete or absent.
 
-`open_regular`, `read_regular`, `hash_file` and `replace_file` raise OSError, so that callers can
-word their own message; the other functions raise DataError.
+`open_regular`, `read_regular`, `hash_file`, `replace_file` and what writes text or JSON with it
+raise OSError, so that callers can word their own message; the other functions raise DataError.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -261,6 +262,33 @@ def replace_file(path: Path, content: bytes, durable: bool = True) -> None:
         stream.write(content)
     if durable:
         sync_directory(path.parent)
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write a text so that a kill leaves either the old content or all of the new one.
+
+    Raises:
+        OSError: the write failed; the error names `path`, and the old content stays.
+    """
+    replace_file(path, text.encode(), durable=False)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write indented JSON atomically, with null for numbers that JSON does not have.
+
+    Args:
+        content: Content that JSON can hold; NaN and infinity are allowed.
+    """
+    write_text_atomically(path, json.dumps(strict_json(content), indent=1) + "\n")
+
+
+def strict_json(value: Any) -> Any:
+    """Return the value with null for numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: strict_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def utf8(text: str) -> bytes:

@@ -120,8 +120,8 @@ def _grid(trial: Trial, out: Path) -> dict[str, Any]:
 
 def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
     """Write OUT/sweep.yaml and return its path; refuse a file of another trial."""
+    from data_pipeline.io.files import write_text_atomically
     from pretrain.config.sources import dump_yaml
-    from pretrain.runs.directory import write_text_atomically
 
     path = out / "sweep.yaml"
     text = dump_yaml(grid)

@@ -44,11 +44,11 @@ def main(request: Path, answer: Path) -> None:
         answer: JSON file to write, {begins_after: step, trace: [[step, loss, gradient norm]], …}
             with `Probe.answer` of the step.
     """
+    from data_pipeline.io.files import write_json
     from megatron_patches.engine.compat import prepare_imports
     from pretrain.config.load import load_config
     from pretrain.ranks.devices import ask_for
     from pretrain.ranks.signals import StopSignals
-    from pretrain.runs.directory import write_json
 
     asked = read_form(request, _REQUEST)
     config = load_config(asked["config"])

@@ -19,6 +19,7 @@ import typer
 from pydantic import Field, FiniteFloat, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
+from data_pipeline.io.files import write_json, write_text_atomically
 from data_pipeline.io.forms import Count
 from pretrain.checkpoint.branching import take_records
 from pretrain.config.foreign import load_foreign
@@ -30,7 +31,7 @@ from pretrain.data.open import check_inputs
 from pretrain.errors import UserError
 from pretrain.ranks.launch import launch_local_ranks
 from pretrain.ranks.signals import CONTINUE_LATER, STOP
-from pretrain.runs.directory import GOOD, RunDirectory, step_of, write_json, write_text_atomically
+from pretrain.runs.directory import GOOD, RunDirectory, step_of
 from pretrain.runs.facts import read_facts, read_form
 from pretrain.runs.metrics_file import read_metrics
 

@@ -11,10 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from data_pipeline.io.files import read_regular
+from data_pipeline.io.files import read_regular, write_json
 from data_pipeline.io.forms import parse_json
 from pretrain.errors import UserError
-from pretrain.runs.directory import write_json
 
 
 @dataclass(frozen=True)

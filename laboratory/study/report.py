@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from data_pipeline.io.files import write_json, write_text_atomically
 from data_pipeline.io.words import shown, shown_in_line
 from laboratory.reporting.html import html_list, html_page, html_table, html_text, inline_svg
 from laboratory.reporting.plots import NARROW_NAME, write_figures
 from pretrain.errors import UserError
 from pretrain.reporting.tables import Table, markdown, rich_table
 from pretrain.reporting.text import mean_sd, spread_of_all
-from pretrain.runs.directory import write_json, write_text_atomically
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from data_pipeline.io.files import hash_file
+from data_pipeline.io.files import hash_file, strict_json, write_json
 from data_pipeline.io.forms import parse_json
 from laboratory.runs.finished import FinishedRun
 from laboratory.study.sealed import Sealed, Text, design_of, design_settings
@@ -25,7 +25,6 @@ from pretrain.config.removed import LAST_WITH_THEM, present_key, removed_sentenc
 from pretrain.config.resolved import FILE_FACTS
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
-from pretrain.runs.directory import strict_json, write_json
 from pretrain.runs.environment import STARTED, git_commit
 from pretrain.runs.facts import read_facts
 from pretrain.runs.seals import (

@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.files import write_text_atomically
 from pretrain.config.keys import KEYS, effective_changes
 from pretrain.config.removed import present_key
 from pretrain.config.resolved import Resolved
 from pretrain.config.schedule import last_stable_step, learning_rate
 from pretrain.errors import UserError
-from pretrain.runs.directory import RunDirectory, step_of, write_text_atomically
+from pretrain.runs.directory import RunDirectory, step_of
 from pretrain.runs.environment import earlier_settings
 from pretrain.runs.facts import read_facts
 from pretrain.runs.metrics_file import read_metrics

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from data_pipeline.io.files import write_text_atomically
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.saving import Saving
 from pretrain.checkpoint.slices import counters_of
@@ -27,7 +28,7 @@ from pretrain.checkpoint.writing import HostBuffer, take_snapshot
 from pretrain.config.resolved import Resolved
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, agree
-from pretrain.runs.directory import ABOUT, GOOD, MARKER, WITHDRAWN, write_text_atomically
+from pretrain.runs.directory import ABOUT, GOOD, MARKER, WITHDRAWN
 from pretrain.runs.position import Position
 from pretrain.runs.removal import (
     make_room,

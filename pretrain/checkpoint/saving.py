@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from data_pipeline.io.files import write_text_atomically
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.writing import (
     Abandoned,
@@ -25,7 +26,7 @@ from pretrain.checkpoint.writing import (
     write_snapshot,
 )
 from pretrain.ranks.watch import end_process
-from pretrain.runs.directory import GOOD, write_text_atomically
+from pretrain.runs.directory import GOOD
 
 PATIENCE = 1.5
 """Timeouts without progress after which a rank ends; after one, rank 0 names a late rank."""

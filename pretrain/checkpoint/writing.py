@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from data_pipeline.io.files import naming, replace_file, sync_directory
+from data_pipeline.io.files import naming, replace_file, sync_directory, write_text_atomically
 from megatron_patches.recipe.optimizers import FP32
 from pretrain.checkpoint.blocks import Part, overlaps, parts_of_rank
 from pretrain.checkpoint.format import (
@@ -48,7 +48,7 @@ from pretrain.checkpoint.format import (
 from pretrain.checkpoint.slices import Slice, kept_slices, slices_of_rank
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext
-from pretrain.runs.directory import MARKER, write_text_atomically
+from pretrain.runs.directory import MARKER
 from pretrain.runs.removal import remove_file
 
 CHUNK = 2**24

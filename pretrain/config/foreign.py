@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.files import write_text_atomically
 from pretrain.config.deepspeed import AUTO, given_settings, without_side_effects
 from pretrain.config.load import load_config
 from pretrain.config.sources import override_text
 from pretrain.config.tree import Config
-from pretrain.runs.directory import write_text_atomically
 
 NOWHERE = Path(os.devnull)
 """A directory in which nothing can be created."""

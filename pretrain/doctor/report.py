@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.files import write_json
 from data_pipeline.io.forms import parse_json
 from pretrain.doctor.verdict import Gathered, Problem, bad_nodes, exit_code, name_ranks
-from pretrain.runs.directory import write_json
 
 
 def attempt() -> str:

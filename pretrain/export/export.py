@@ -17,7 +17,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 import pretrain
-from data_pipeline.io.files import hash_file
+from data_pipeline.io.files import hash_file, write_json, write_text_atomically
 from data_pipeline.io.words import shown
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.export.agreement import (
@@ -38,7 +38,7 @@ from pretrain.export.weight_files import write_weights
 from pretrain.model.build import DTYPES
 from pretrain.ranks.groups import ParallelContext
 from pretrain.reporting.text import perplexity
-from pretrain.runs.directory import MARKER, write_json, write_text_atomically
+from pretrain.runs.directory import MARKER
 from pretrain.runs.environment import package_version
 
 PACKAGES = ("transformers", "tokenizers", "safetensors")

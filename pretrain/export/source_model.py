@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from data_pipeline.io.files import write_text_atomically
 from data_pipeline.io.forms import parse_json
 from data_pipeline.tokenizer.identity import STORED_NAMES
 from data_pipeline.tokenizer.tokenizer import number_of_ids
@@ -33,7 +34,6 @@ from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.models import loading, named_code, require_transformers
 from pretrain.export.names import CLASSES, ModelClass
 from pretrain.export.weight_files import Weight, write_weights
-from pretrain.runs.directory import write_text_atomically
 
 _HEAD = "lm_head.weight"
 WEIGHTS, CONFIG = "weights.safetensors", "config.yaml"

@@ -14,13 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.io.files import read_json
+from data_pipeline.io.files import read_json, write_json
 from data_pipeline.shards.manifest import Manifest
 from data_pipeline.shards.reading import open_shard
 from data_pipeline.tokenizer.identity import HUGGING_FACE
 from data_pipeline.tokenizer.tokenizer import open_tokenizer, read_model
 from pretrain.errors import UserError
-from pretrain.runs.directory import write_json
 
 _SPACE = "\u2581"
 _NEVER = -1e6

@@ -18,16 +18,12 @@ No other file spells these names.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
-from collections.abc import Mapping
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
 
-from data_pipeline.io.files import TEMPORARY_SUFFIX, replace_file
+from data_pipeline.io.files import TEMPORARY_SUFFIX, write_text_atomically
 from pretrain.errors import UserError
 
 RUNNING = "running"
@@ -257,33 +253,6 @@ def free_name(path: Path, suffix: str) -> Path:
         for ending in suffixes
         if not os.path.lexists(aside := path.with_name(path.name + ending))
     )
-
-
-def write_text_atomically(path: Path, text: str) -> None:
-    """Write a text so that a kill leaves either the old content or all of the new one.
-
-    Raises:
-        OSError: the write failed; the error names `path`, and the old content stays.
-    """
-    replace_file(path, text.encode(), durable=False)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write indented JSON atomically, with null for numbers that JSON does not have.
-
-    Args:
-        content: Content that JSON can hold; NaN and infinity are allowed.
-    """
-    write_text_atomically(path, json.dumps(strict_json(content), indent=1) + "\n")
-
-
-def strict_json(value: Any) -> Any:
-    """Return the value with null for numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {key: strict_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [strict_json(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def newest_checkpoint_bytes(run_path: Path) -> int | None:

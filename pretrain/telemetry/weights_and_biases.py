@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.files import write_text_atomically
 from pretrain.errors import UserError
-from pretrain.runs.directory import write_text_atomically
 
 PROJECT = "ora-pretrain"
 

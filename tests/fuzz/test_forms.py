@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline import demo_corpus
-from data_pipeline.io.files import read_form, to_checked_json, to_json
+from data_pipeline.io.files import read_form, to_checked_json, to_json, write_json
 from data_pipeline.io.lease import Holder, Lease
 from data_pipeline.shards.manifest import check_shards, read_manifest
 from data_pipeline.shards.writing import dtype_for
@@ -50,7 +50,6 @@ from pretrain.job import __main__ as job
 from pretrain.job.job_kinds import Training
 from pretrain.job.segments import Segments, SlurmJob
 from pretrain.runs import facts
-from pretrain.runs.directory import write_json
 from pretrain.runs.position import Position
 from pretrain.training import earlier
 from tests.data_pipeline.helpers import quiet

@@ -19,12 +19,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_pipeline.io.files import write_text_atomically
 from laboratory.finetuning.models import Pretrained
 from laboratory.finetuning.verbs import require_packages
 from laboratory.reporting.progress import WorkDisplay
 from pretrain.errors import UserError
 from pretrain.export.models import loading, read_language_model
-from pretrain.runs.directory import write_text_atomically
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager

@@ -15,11 +15,11 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from data_pipeline.io.files import strict_json
 from laboratory.reporting.plots import COLOURS, in_lines, legend_below, write_figures
 from pretrain.reporting.log_errors import error_lines
 from pretrain.reporting.tables import Table, markdown, rich_table
 from pretrain.reporting.text import Spread, byte_count, mean_sd, setting_text, spread, spread_of_all
-from pretrain.runs.directory import strict_json
 
 
 def test_mean_and_deviation_of_the_sample() -> None:
