@@ -41,7 +41,7 @@ def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
             for name, more in changes.items()
         ]
 
-    states = run_ranks(2, "tests.distributed.workers.export:train_all", {"runs": all_of(TWO_RANKS)})
+    states = run_ranks(2, "tests.distributed.workers.runs:train_all", {"runs": all_of(TWO_RANKS)})
     assert states == ["finished"] * len(TWO_RANKS)
     exports: dict[str, Any] = {name: [str(runs / name), {}] for name in (*ONE_RANK, *TWO_RANKS)}
     exports["rounded"] = [str(runs / "orthogonal"), {"dtype": "bf16"}]

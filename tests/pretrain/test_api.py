@@ -61,7 +61,7 @@ def test_the_examples_run(tiny_shards: Path, tmp_path: Path) -> None:
     payload = [
         tiny_overrides(tiny_shards, runs, name, **changes) for name, changes in variants.items()
     ]
-    states = run_ranks(1, "tests.distributed.workers.export:train_all", {"runs": payload})
+    states = run_ranks(1, "tests.distributed.workers.runs:train_all", {"runs": payload})
     assert states == ["finished"] * 2
     shutil.copy(tiny_shards / "tokenizer.model", tmp_path)
     done = subprocess.run(
