@@ -17,6 +17,7 @@ DTYPES = ("fp32", "bf16")
 ENGINES = [("orthogonal", stage, dtype) for stage, dtype in itertools.product(STAGES, DTYPES)]
 ENGINES.append(("vanilla", 1, "fp32"))
 CLIPPING = [  # (variant, stage, sequence parallel)
+    ("vanilla", 0, False),
     ("orthogonal", 1, False),
     ("vanilla", 1, True),
     ("orthogonal", 2, True),
