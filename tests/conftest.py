@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
-import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import run_program
 from tests.tiny import VOCAB_SIZE
 
 DRILLS = "tests/slurm/"
@@ -122,7 +121,5 @@ def make_shards(directory: Path, model_type: str = "bpe", vocab_size: int = VOCA
 def data_pipeline(*arguments: object) -> None:
     """Run `python -m data_pipeline ARGUMENTS`."""
     command = [sys.executable, "-m", "data_pipeline", *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=600
-    )
+    done = run_program(command)
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ tests/distributed/test_training.py checks that a real run's files have the same 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +226,10 @@ def _write_checkpoints(run: RunDirectory, size: int) -> None:
     run.latest.write_text(newest.name + "\n")
     older.mkdir()
     (older / "weights.pt").write_bytes(bytes(99_999))
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a file of JSON in place."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))

@@ -68,6 +68,23 @@ def warm_cli(
     )
 
 
+def run_program(
+    command: Sequence[object],
+    environment: Mapping[str, str] = MappingProxyType({}),
+    where: Path = ROOT,
+    timeout: float = 500,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of its own to its end; `environment` is added to that of a rank."""
+    return subprocess.run(
+        [*map(str, command)],
+        cwd=where,
+        env=rank_environment() | dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
 def rank_environment() -> dict[str, str]:
     """One thread a rank, and no launcher's variables inherited from outside.
 

@@ -26,7 +26,7 @@ from megatron_patches.engine.compat import (
 )
 from megatron_patches.errors import MethodError
 from pretrain.ranks.groups import SUPPORTED_DEEPSPEED
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import ROOT, run_program
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -143,9 +143,7 @@ def test_a_torch_is_used_or_warned_of_or_refused_by_its_version() -> None:
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a process of its own, which must succeed."""
     command = [sys.executable, *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=300
-    )
+    done = run_program(command)
     assert done.returncode == 0, done.stderr
     return done
 

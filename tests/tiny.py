@@ -1,7 +1,11 @@
 """The smallest run that is still the real program: two layers, four heads, real text, short."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.config.tree import Config
 from pretrain.config.types import Section
 
@@ -33,6 +37,23 @@ def tiny_overrides(shards: Path, runs: Path, name: str, **changes: object) -> li
         **changes,
     }
     return [f"{key.replace('__', '.')}={value}" for key, value in values.items()]
+
+
+def tiny_grid(
+    shards: Path, directory: Path, fixed: Mapping[str, Any] = MappingProxyType({}), **content: Any
+) -> str:
+    """Write `directory`/grid.yaml, a grid of tiny runs in `directory`/runs.
+
+    A setting of an entry of the list takes the place of a tiny run's.
+    """
+    tiny = dict(parse_overrides(tiny_overrides(shards, directory, "unused")))
+    varied = {"run.name", "run.directory"}.union(*content.get("list", []))
+    settings = {key: value for key, value in tiny.items() if key not in varied} | dict(fixed)
+    directory.mkdir(exist_ok=True)
+    path = directory / "grid.yaml"
+    whole = {"directory": str(directory / "runs"), "set": settings, **content}
+    path.write_text(dump_yaml(whole))
+    return str(path)
 
 
 def with_sections(config: Config, **sections: Section) -> Config:

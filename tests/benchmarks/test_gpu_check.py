@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu_check
 from benchmarks.gpu.context import StageContext, StageReport, StageResult
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import run_program
 
 STAGES = ("large", "parity", "resume")
 
@@ -20,14 +19,7 @@ STAGES = ("large", "parity", "resume")
 @pytest.mark.full
 def test_the_check_runs_on_a_cpu(tiny_shards: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path)]
-    done = subprocess.run(
-        [*command, "--shards", str(tiny_shards), "--stages", *STAGES],
-        cwd=ROOT,
-        env=rank_environment(),
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    done = run_program([*command, "--shards", str(tiny_shards), "--stages", *STAGES])
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "gpu-check.json").read_text())
     stages = report["stages"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import ROOT, run_program
 
 
 @pytest.mark.distributed
@@ -17,7 +16,5 @@ def test_every_benchmark_can_be_imported() -> None:
     assert len(names) > 15
     code = f"from importlib import import_module; [import_module(name) for name in {names}]"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=300
-    )
+    done = run_program(command)
     assert done.returncode == 0, done.stderr

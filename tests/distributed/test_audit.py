@@ -17,6 +17,7 @@ DTYPES = ("fp32", "bf16")
 ENGINES = [("orthogonal", stage, dtype) for stage, dtype in itertools.product(STAGES, DTYPES)]
 ENGINES.append(("vanilla", 1, "fp32"))
 CLIPPING = [  # (variant, stage, sequence parallel)
+    ("vanilla", 0, False),
     ("orthogonal", 1, False),
     ("vanilla", 1, True),
     ("orthogonal", 2, True),
@@ -69,27 +70,9 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             name: overrides(name, "monarch" if "monarch" in name else "orthogonal", int(name[-1]))
             for name in CORRUPTED
         },
-        "clipping": [
-            overrides(
-                f"clip-{variant}-{stage}-{sequence_parallel}",
-                variant,
-                stage,
-                parallel__sequence_parallel=sequence_parallel,
-                optimizer__gradient_clip=CLIP,
-                # eps far above the gradients makes AdamW's steps as long as the clipped gradients.
-                optimizer__eps=1.0,
-                optimizer__learning_rate=2.0,
-                optimizer__weight_decay=0.0,
-                schedule__kind="constant",
-                schedule__warmup_steps=0,
-                schedule__steps=2,
-            )
-            for variant, stage, sequence_parallel in CLIPPING
-        ],
     }
     answer = run_ranks(RANKS, "tests.distributed.workers.audit:all_cases", payload)
     answer["engines"] = dict(zip(ENGINES, answer["engines"], strict=True))
-    answer["clipping"] = dict(zip(CLIPPING, answer["clipping"], strict=True))
     return answer
 
 
@@ -214,19 +197,45 @@ def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(
     assert "\n" not in complaint
 
 
-@pytest.mark.parametrize(
-    "case", CLIPPING, ids=lambda case: f"{case[0]}-zero{case[1]}{'-sp' if case[2] else ''}"
-)
-def test_clipping_by_the_global_norm_equals_plain_torch_on_one_rank(
-    found: dict[str, Any], case: tuple[str, int, bool]
-) -> None:
-    report = found["clipping"][case]
-    assert min(report["plain_norms"]) > 5 * CLIP
-    assert report["norms"] == pytest.approx(report["plain_norms"], rel=1e-5)
-    assert report["losses"] == pytest.approx(report["plain_losses"], rel=1e-5)
-    # Clipping did shorten the steps.
-    assert report["plain_step_sizes"][0] == pytest.approx(2.0 * CLIP, rel=0.01)
-    assert report["worst_update"] < 1e-4
+def test_clipping_by_the_global_norm_is_that_of_one_rank(tiny_shards: Path, tmp_path: Path) -> None:
+    """One rank's is that of plain PyTorch: test_unfreeze.py."""
+
+    def run(name: str, variant: str, **changes: object) -> dict[str, Any]:
+        settings = {
+            "attention__variant": variant,
+            "optimizer__gradient_clip": CLIP,
+            # eps far above the gradients makes AdamW's steps as long as the clipped gradients.
+            "optimizer__eps": 1.0,
+            "optimizer__learning_rate": 2.0,
+            "schedule__kind": "constant",
+            "schedule__warmup_steps": 0,
+            "schedule__steps": 3,
+            "telemetry__tensorboard": "false",
+        }
+        return {"overrides": tiny_overrides(tiny_shards, tmp_path, name, **settings | changes)}
+
+    worker = "tests.distributed.workers.designs:train_all"
+    variants = ("vanilla", "orthogonal")
+    alone = [run(variant, variant) for variant in variants]
+    unclipped = run("unclipped", "vanilla", optimizer__gradient_clip=0)
+    *reports, free = run_ranks(1, worker, {"runs": [*alone, unclipped]})
+    references = dict(zip(variants, reports, strict=True))
+    assert free["loss"][1] != pytest.approx(references["vanilla"]["loss"][1], rel=1e-3)
+    parallel = [
+        run(
+            f"{variant}-{stage}",
+            variant,
+            deepspeed__config=f"zero{stage}",
+            parallel__tensor_model_parallel_size=TENSOR_PARALLEL,
+            parallel__sequence_parallel=sequence_parallel,
+        )
+        for variant, stage, sequence_parallel in CLIPPING
+    ]
+    for case, report in zip(CLIPPING, run_ranks(RANKS, worker, {"runs": parallel}), strict=True):
+        assert min(report["gradient_norm"]) > 5 * CLIP
+        for quantity in ("loss", "gradient_norm"):
+            expected = pytest.approx(references[case[0]][quantity], rel=1e-5)
+            assert report[quantity] == expected, (case, quantity)
 
 
 def _trainable_elements_of_a_shard(report: dict[str, Any]) -> int:

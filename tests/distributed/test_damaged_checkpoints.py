@@ -19,7 +19,7 @@ from tests.command_line import (
     deterministic_metrics,
     files_under,
 )
-from tests.ranks import ROOT, rank_environment, train_on_warm_ranks, warm_cli
+from tests.ranks import ROOT, run_program, train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(900)
@@ -257,7 +257,7 @@ def test_a_directory_without_permission_is_one_sentence(mode: int, trained: Trai
     as_anybody = (
         ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     )
-    done = subprocess.run(
+    done = run_program(
         [
             *as_anybody,
             sys.executable,
@@ -266,12 +266,7 @@ def test_a_directory_without_permission_is_one_sentence(mode: int, trained: Trai
             "train",
             "demo",
             *trained.overrides(run.name),
-        ],
-        cwd=ROOT,
-        env=rank_environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
+        ]
     )
     (run / "checkpoints").chmod(0o755)
     assert_refused(done, f"{run / 'checkpoints'} cannot be read and written", "permissions")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,12 @@ from tests.command_line import assert_refused
 from tests.distributed.exports import CLASSES, ONE_RANK, QUIET, TWO_RANKS
 from tests.laboratory.evaluation.tiny_models import write_tasks
 from tests.pretrain.export.hostile import make_hostile
-from tests.ranks import ROOT, rank_environment, run_ranks, train_on_warm_ranks, warm_cli
+from tests.ranks import (
+    run_program,
+    run_ranks,
+    train_on_warm_ranks,
+    warm_cli,
+)
 from tests.tiny import tiny_overrides
 
 pytest.importorskip("transformers")
@@ -41,7 +45,7 @@ def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
             for name, more in changes.items()
         ]
 
-    states = run_ranks(2, "tests.distributed.workers.export:train_all", {"runs": all_of(TWO_RANKS)})
+    states = run_ranks(2, "tests.distributed.workers.runs:train_all", {"runs": all_of(TWO_RANKS)})
     assert states == ["finished"] * len(TWO_RANKS)
     exports: dict[str, Any] = {name: [str(runs / name), {}] for name in (*ONE_RANK, *TWO_RANKS)}
     exports["rounded"] = [str(runs / "orthogonal"), {"dtype": "bf16"}]
@@ -309,12 +313,9 @@ def test_no_code_and_no_pickle_of_a_strangers_directory_is_run(
     for name in ("evil.py", "modeling_ora.py", "model.safetensors"):
         (pickled / name).unlink()
     shutil.rmtree(pickled / "custom_generate")
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "tests.pretrain.export.hostile", run, directory, pickled],
-        cwd=ROOT,
-        env={**rank_environment(), "HF_HOME": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
+        environment={"HF_HOME": str(tmp_path / "cache")},
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []

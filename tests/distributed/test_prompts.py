@@ -81,7 +81,7 @@ def runs(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     for ranks, changes in ((2, TWO_RANKS), (1, ONE_RANK)):
         states = run_ranks(
-            ranks, "tests.distributed.workers.prompts:train_all", {"runs": both(changes)}
+            ranks, "tests.distributed.workers.runs:train_all", {"runs": both(changes)}
         )
         assert states == ["finished"] * 2 * len(changes)
     return runs

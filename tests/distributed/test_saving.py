@@ -22,6 +22,7 @@ from tests.ranks import function_on_warm_ranks, run_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
 WORKER = "tests.distributed.workers.saving:"
+TRAIN_ALL = "tests.distributed.workers.runs:train_all"
 STEPS = 6
 LARGE = {  # 6.8 million parameters: 82 MB a checkpoint, in five pieces, and steps that take no time
     "model__hidden_size": 512,
@@ -51,7 +52,7 @@ def synchronous(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """A run of two ranks whose every save the training waited for."""
     runs = tmp_path_factory.mktemp("synchronous")
     planned = overrides(tiny_shards, runs, "run", checkpoint__asynchronous="false")
-    assert run_ranks(2, WORKER + "trained", {"runs": [planned]}) == "finished"
+    assert run_ranks(2, TRAIN_ALL, {"runs": [planned]}) == ["finished"]
     return runs / "run"
 
 

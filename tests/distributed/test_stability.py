@@ -39,6 +39,7 @@ PADDED = {
 }
 """Fifteen numbers on two ranks, of which ZeRO-3 gives each eight."""
 WORKER = "tests.distributed.workers.stability:"
+TRAIN_ALL = "tests.distributed.workers.runs:train_all"
 STEADY = {
     "schedule__kind": "constant",
     "schedule__warmup_steps": 1,
@@ -174,7 +175,7 @@ def test_an_exploding_update_ruins_no_checkpoint(overrides: Overrides, runs: Pat
         overrides("exploded", **{**keys, "checkpoint__every": 1}, schedule__steps=9, **huge),
         overrides("exploded", **keys, schedule__steps=9),
     ]
-    endings = run_ranks(2, WORKER + "trained_runs", {"runs": planned})
+    endings = run_ranks(2, TRAIN_ALL, {"runs": planned})
     good, last_step, at_checkpoint, cured = endings
     remedy = (
         "lower optimizer.learning_rate or raise schedule.warmup_steps; the run resumes from "
@@ -211,7 +212,7 @@ def resumed(overrides: Overrides, runs: Path) -> None:
         overrides(f"resumed-{engine}", **keys, schedule__steps=2)
         for engine, keys in ENGINES.items()
     ]
-    assert run_ranks(2, WORKER + "trained_runs", {"runs": bases}) == ["finished"] * len(bases)
+    assert run_ranks(2, TRAIN_ALL, {"runs": bases}) == ["finished"] * len(bases)
     planned = []
     for engine, key in [
         *product(ENGINES, ["nothing"]),
@@ -221,7 +222,7 @@ def resumed(overrides: Overrides, runs: Path) -> None:
         shutil.copytree(runs / f"resumed-{engine}", runs / name)
         change = {} if key == "nothing" else {f"optimizer__{key}": NEW_VALUES[key]}
         planned.append(overrides(name, **ENGINES[engine], schedule__steps=4, **change))
-    assert run_ranks(2, WORKER + "trained_runs", {"runs": planned}) == ["finished"] * len(planned)
+    assert run_ranks(2, TRAIN_ALL, {"runs": planned}) == ["finished"] * len(planned)
 
 
 @pytest.mark.usefixtures("resumed")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from pretrain.runs.directory import GOOD, RunDirectory
 from pretrain.runs.facts import read_facts
 from tests.command_line import files_under
 from tests.distributed.workers.strangers import ALLOWED, LOG
-from tests.ranks import ROOT, rank_environment, train_on_warm_ranks
+from tests.ranks import ROOT, run_program, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(600)
@@ -87,12 +86,9 @@ def test_no_verb_writes_or_sends_where_a_strangers_run_says(runs: Path, tmp_path
         ALLOWED: ":".join(f"{place}/" for place in (*own, log)),
     }
     module = "tests.distributed.workers.strangers"
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", module, run, runs / "theirs", runs / "other", out],
-        cwd=ROOT,
-        env=rank_environment() | environment,
-        capture_output=True,
-        text=True,
+        environment=environment,
     )
     assert done.returncode == 0, done.stderr
     assert log.read_text().splitlines() == []

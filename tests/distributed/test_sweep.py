@@ -19,11 +19,10 @@ import pytest
 from laboratory.slurm import app as job
 from laboratory.sweep.grid import expand, read_grid
 from laboratory.sweep.plan import plan_sweep
-from pretrain.config.sources import dump_yaml, parse_overrides
 from tests.command_line import cli, files_under, held_before, logged_steps, wait_until
 from tests.fabricated_runs import write_planned_run
 from tests.ranks import ROOT, rank_environment, run_ranks, warm_cli
-from tests.tiny import tiny_overrides
+from tests.tiny import tiny_grid
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -39,17 +38,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "hybrid": {"attention.variant": "hybrid"},
     "synthesizer_random": {"attention.variant": "synthesizer_random"},
 }
-
-
-def write_grid(directory: Path, shards: Path, fixed: dict[str, Any], **content: Any) -> str:
-    """A grid of tiny runs in `directory`/runs."""
-    tiny = dict(parse_overrides(tiny_overrides(shards, directory, "unused")))
-    del tiny["run.name"], tiny["run.directory"]
-    path = directory / "grid.yaml"
-    path.write_text(
-        dump_yaml({"directory": str(directory / "runs"), "set": {**tiny, **fixed}, **content})
-    )
-    return str(path)
 
 
 @contextmanager
@@ -81,9 +69,9 @@ def sweeping(arguments: list[str], log: Path, hold_at: int) -> Iterator[psutil.P
 def test_a_failed_run_stops_no_other_and_finished_runs_are_left_alone(
     tiny_shards: Path, tmp_path: Path
 ) -> None:
-    grid = write_grid(
-        tmp_path,
+    grid = tiny_grid(
         tiny_shards,
+        tmp_path,
         {},
         list=[
             {"name": "a"},
@@ -126,7 +114,7 @@ def test_one_command_goes_from_a_grid_of_two_arms_to_the_page(
         {"name": "plain", "attention.variant": "vanilla"},
         {"name": "mine", "attention.variant": "orthogonal"},
     ]
-    grid = write_grid(tmp_path, tiny_shards, {"schedule.steps": 4}, list=arms)
+    grid = tiny_grid(tiny_shards, tmp_path, {"schedule.steps": 4}, list=arms)
     refused = warm_cli(["sweep", grid, "--compare", "--only", "mine"])
     assert refused.returncode == 2 and "--compare is for the whole grid" in refused.stderr
     done = cli(["sweep", grid, "--compare"])
@@ -140,7 +128,7 @@ def test_one_command_goes_from_a_grid_of_two_arms_to_the_page(
 def test_signals_stop_and_save_the_runs_and_the_same_command_goes_on(
     tiny_shards: Path, tmp_path: Path
 ) -> None:
-    grid = write_grid(tmp_path, tiny_shards, {"schedule.steps": 9}, seeds=[1, 2, 3])
+    grid = tiny_grid(tiny_shards, tmp_path, {"schedule.steps": 9}, seeds=[1, 2, 3])
     runs = [tmp_path / "runs" / f"seed_{seed}" for seed in (1, 2, 3)]
     arguments, log = [grid, "--jobs", "2"], tmp_path / "log"
     with sweeping(arguments, log, hold_at=3) as sweep:
@@ -181,8 +169,8 @@ def beginnings(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     engines."""
     directory = tmp_path_factory.mktemp("beginnings")
     entries = [{"name": name, **values} for name, values in KINDS.items()]
-    grid = write_grid(
-        directory, tiny_shards, {"telemetry.tensorboard": False}, list=entries, seeds=[1, 2]
+    grid = tiny_grid(
+        tiny_shards, directory, {"telemetry.tensorboard": False}, list=entries, seeds=[1, 2]
     )
     runs = {run.name: run.overrides() for run in expand(read_grid(grid))}
     return run_ranks(
@@ -238,7 +226,7 @@ def test_a_trial_trains_what_is_left_and_its_verdict_stays(
     learns."""
     entries = [{"name": "learns"}, {"name": "hardly", "optimizer.learning_rate": 1e-6}]
     fixed = {"schedule.steps": 12, "telemetry.tensorboard": False}
-    grid = write_grid(tmp_path, tiny_shards, fixed, list=entries, seeds=[1, 2, 3, 4, 5])
+    grid = tiny_grid(tiny_shards, tmp_path, fixed, list=entries, seeds=[1, 2, 3, 4, 5])
     for run in plan_sweep(read_grid(grid), None, (), lambda _: 1, check_data=True)[:8]:
         loss = 5.0 + 0.01 * run.config.run.seed + 0.5 * run.name.startswith("hardly")
         write_planned_run(run, tiny_shards, loss)
@@ -263,5 +251,5 @@ def test_a_trial_trains_what_is_left_and_its_verdict_stays(
     assert again.returncode == 0 and "written: " in again.stdout
     assert files_under(tmp_path) == before
     third = {"name": "third", "optimizer.learning_rate": 2e-3}
-    refused = warm_cli(["trial", write_grid(tmp_path, tiny_shards, fixed, list=[*entries, third])])
+    refused = warm_cli(["trial", tiny_grid(tiny_shards, tmp_path, fixed, list=[*entries, third])])
     assert refused.returncode == 2 and "has 3 runs a seed; a trial needs two" in refused.stderr

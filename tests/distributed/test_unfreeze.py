@@ -50,7 +50,10 @@ FROZEN = {  # on two data-parallel ranks, but for the last
     },
 }
 
-REFERENCES: dict[str, dict[str, str]] = {"unfreezes": {}, "freezes": FREEZES}
+REFERENCES: dict[str, dict[str, Any]] = {
+    "unfreezes": {},
+    "freezes": {**FREEZES, "optimizer__gradient_clip": 0.05},
+}
 
 
 Overrides = Callable[..., list[str]]

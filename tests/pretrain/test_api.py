@@ -26,7 +26,7 @@ from pretrain.config.load import load_config
 from pretrain.data.open import open_data, read_blend
 from pretrain.errors import UserError
 from tests.distributed.exports import QUIET
-from tests.ranks import ROOT, rank_environment, run_ranks
+from tests.ranks import ROOT, run_program, run_ranks
 from tests.tiny import tiny_overrides
 
 PAGE = (ROOT / "docs/api.md").read_text()
@@ -61,16 +61,11 @@ def test_the_examples_run(tiny_shards: Path, tmp_path: Path) -> None:
     payload = [
         tiny_overrides(tiny_shards, runs, name, **changes) for name, changes in variants.items()
     ]
-    states = run_ranks(1, "tests.distributed.workers.export:train_all", {"runs": payload})
+    states = run_ranks(1, "tests.distributed.workers.runs:train_all", {"runs": payload})
     assert states == ["finished"] * 2
     shutil.copy(tiny_shards / "tokenizer.model", tmp_path)
-    done = subprocess.run(
-        [sys.executable, program(tmp_path)],
-        cwd=tmp_path,
-        env=rank_environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = run_program(
+        [sys.executable, program(tmp_path)], environment={"PYTHONPATH": str(ROOT)}, where=tmp_path
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

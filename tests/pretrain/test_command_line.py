@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pretrain.__main__ import _report, app
 from pretrain.errors import UserError
 from tests.command_line import assert_refused, train
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import ROOT, rank_environment, run_program
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.distributed
@@ -127,9 +127,7 @@ def test_a_training_that_compiles_nothing_imports_no_compiler(
     settings = {"precision__dtype": dtype, "schedule__steps": 3, "checkpoint__every": 3}
     overrides = tiny_overrides(tiny_shards, tmp_path, "plain", **settings)
     command = [sys.executable, "-X", "importtime", "-m", "pretrain", "train", "demo", *overrides]
-    done = subprocess.run(
-        command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=500
-    )
+    done = run_program(command)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("finished"), (
         done.stderr[-2000:]
     )

@@ -13,7 +13,7 @@ import pytest
 
 from pretrain.config.load import load_config
 from tests.command_line import assert_refused
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import ROOT, rank_environment, run_program
 
 
 def submit(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -234,13 +234,8 @@ def test_a_chain_that_is_stopped_on_the_way_leaves_nothing_unnamed(
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED],
-        cwd=ROOT,
-        env=rank_environment() | {"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = run_program(
+        [sys.executable, "-c", STOPPED], environment={"PATH": f"{tmp_path}:/usr/bin:/bin"}
     )
     doubt = "ora-last may be queued all the same (squeue --me --name=ora-last)"
     assert done.stdout == f"{why}; the 1 jobs submitted before it {outcome}; {doubt}\n"
@@ -252,12 +247,8 @@ def test_a_site_file_that_hangs_is_one_sentence(tmp_path: Path) -> None:
     site = tmp_path / "site.sh"
     site.write_text("exec sleep 60\n")
     script = "import sys; sys.path.insert(0, 'slurm'); import submit; submit.SBATCH_TIMEOUT = 1; "
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", f"{script} sys.exit(submit.main(['base', '--dry-run']))"],
-        cwd=ROOT,
-        env=rank_environment() | {"ORA_SITE": str(site)},
-        capture_output=True,
-        text=True,
-        timeout=30,
+        environment={"ORA_SITE": str(site)},
     )
     assert_refused(done, f"the site file {site} did not end within 1 s")

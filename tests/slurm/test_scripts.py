@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT
+from tests.ranks import ROOT, run_program
 from tests.slurm.drills import Drills
 
 JOBS = sorted(path.name for path in (ROOT / "slurm").glob("*.sh") if "#SBATCH" in path.read_text())
@@ -145,9 +145,7 @@ def test_a_decision_survives_the_signal_that_is_passed_on_to_all_steps(tmp_path:
 
 
 def test_outside_a_job_the_scripts_say_so() -> None:
-    done = subprocess.run(
-        ["bash", "slurm/pretrain_small.sh"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = run_program(["bash", "slurm/pretrain_small.sh"])
     assert done.returncode == 2 and "submit this script with sbatch" in done.stderr
 
 
@@ -198,13 +196,7 @@ def test_a_signal_while_the_site_prepares_is_kept_and_steps_get_the_whole_enviro
 
 
 def pinned(checkout: Path, *arguments: str) -> Path:
-    done = subprocess.run(
-        ["bash", "slurm/pin.sh", *arguments],
-        cwd=checkout,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_program(["bash", "slurm/pin.sh", *arguments], where=checkout)
     assert (done.returncode, done.stderr) == (0, "")
     return Path(done.stdout.strip())
 

@@ -16,6 +16,7 @@ import pytest
 import zstandard
 
 from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, run, wait_until
+from tests.ranks import run_program
 
 pytestmark = pytest.mark.distributed
 
@@ -129,9 +130,7 @@ def test_a_write_that_fails_is_one_sentence_and_can_be_continued(
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
         f"sys.argv[1:] = {command!r}; runpy.run_module('data_pipeline', run_name='__main__')"
     )
-    failed = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True
-    )
+    failed = run_program([sys.executable, "-c", program])
     assert failed.returncode == 2, failed.stderr
     (sentence,) = failed.stderr.strip().splitlines()
     assert sentence.startswith("error: cannot write the shards of demo-0000")

@@ -13,13 +13,9 @@ import torch
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.bank.shards import digest, layer_shard
 from megatron_patches.engine.random_streams import normal_rows
-from pretrain.ranks.groups import (
-    LaunchEnvironment,
-    ParallelContext,
-    initialize_distributed,
-    shutdown_distributed,
-)
+from pretrain.ranks.groups import ParallelContext
 from tests.distributed.one_layer import full_weights, run_layer, worst_difference
+from tests.distributed.workers.runs import parallel
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, SEED, SEQ, bank_of, build
 
 
@@ -28,11 +24,8 @@ def attention_cases(payload: dict[str, Any]) -> list[dict[str, Any]]:
 
     Errors against the reference, collectives, shapes of the matrix products.
     """
-    launch = LaunchEnvironment.read()
-    context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
-    reports = [_attention_case(context, **case) for case in payload["cases"]]
-    shutdown_distributed(context)
-    return reports
+    with parallel() as context:
+        return [_attention_case(context, **case) for case in payload["cases"]]
 
 
 def _attention_case(
@@ -114,15 +107,13 @@ def _reference(
 
 def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
     """{variant: {weight name: SHA-256 of the full float32 weight}}; fused Q, K and V apart."""
-    launch = LaunchEnvironment.read()
-    context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
     answer = {}
-    for variant in payload["variants"]:
-        model = build(variant, payload["groups"], layers=1, tensor_parallel_size=context.world_size)
-        answer[variant] = {
-            name: digest(weight) for name, weight in full_weights(model, context, payload["groups"])
-        }
-    shutdown_distributed(context)
+    groups = payload["groups"]
+    with parallel() as context:
+        for variant in payload["variants"]:
+            model = build(variant, groups, layers=1, tensor_parallel_size=context.world_size)
+            weights = full_weights(model, context, groups)
+            answer[variant] = {name: digest(weight) for name, weight in weights}
     return answer
 
 

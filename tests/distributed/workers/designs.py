@@ -12,18 +12,12 @@ from megatron_patches.model.penalty import take_auxiliary_losses
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.load import load_config
 from pretrain.model.build import build_model, token_losses
-from pretrain.ranks.groups import (
-    LaunchEnvironment,
-    ParallelContext,
-    initialize_distributed,
-    set_seeds,
-    shutdown_distributed,
-)
+from pretrain.ranks.groups import ParallelContext, set_seeds
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train
 from tests.distributed.workers.performance import some_tokens
-from tests.distributed.workers.resuming import train_again
+from tests.distributed.workers.runs import parallel, train_again
 
 DESCENT = 2
 """Steps of gradient descent.
@@ -73,10 +67,8 @@ def stop_and_continue(payload: dict[str, Any]) -> str:
 def descents(payload: dict[str, Any]) -> list[list[float]]:
     """Return each config's losses before and after `DESCENT` steps, without an engine."""
     size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
-    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
-    found = [_descent(context, overrides) for overrides in payload["runs"]]
-    shutdown_distributed(context)
-    return found
+    with parallel(size) as context:
+        return [_descent(context, overrides) for overrides in payload["runs"]]
 
 
 def gradients(payload: dict[str, Any]) -> list[dict[str, float]]:
@@ -84,10 +76,8 @@ def gradients(payload: dict[str, Any]) -> list[dict[str, float]]:
 
     The weights are moved from where they start: behind an adapter that starts at 0 nothing counts.
     """
-    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
-    found = [_gradients(context, overrides) for overrides in payload["runs"]]
-    shutdown_distributed(context)
-    return found
+    with parallel() as context:
+        return [_gradients(context, overrides) for overrides in payload["runs"]]
 
 
 def _gradients(context: ParallelContext, overrides: list[str]) -> dict[str, float]:

@@ -14,20 +14,13 @@ from safetensors.torch import load_file
 
 from data_pipeline.errors import DataError
 from megatron_patches.errors import MethodError
-from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.export.agreement import compare_logits, held_out_tokens, own_logits
 from pretrain.export.export import export_run
 from pretrain.export.trained_run import load_model, open_trained_run
 from pretrain.ranks.groups import ParallelContext
-from pretrain.ranks.signals import StopSignals
 from pretrain.ranks.single_process import one_process
-from pretrain.training.loop import train
-
-
-def train_all(payload: dict[str, Any]) -> list[str]:
-    """Final state of every run."""
-    return [train(load_config("demo", overrides), StopSignals()) for overrides in payload["runs"]]
+from tests.distributed.workers.runs import train_all
 
 
 def export_all(payload: dict[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model
-from pretrain.ranks.environment import LaunchEnvironment
-from pretrain.ranks.groups import initialize_distributed, shutdown_distributed
 from pretrain.training.engine import wrap_model
+from tests.distributed.workers.runs import parallel
 
 
 def against_torch(payload: dict[str, Any]) -> dict[str, Any]:
@@ -26,42 +25,41 @@ def against_torch(payload: dict[str, Any]) -> dict[str, Any]:
         in a fourth update, whose gradient has a NaN.
     """
     config = load_config("demo", payload["overrides"])
-    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
-    model = build_model(config, context)
-    engine, _, _ = wrap_model(model, resolve(config, 1), context)
-    draw = torch.Generator().manual_seed(0)
-    for group in engine.optimizer.param_groups:
-        group["lr"] = config.optimizer.learning_rate * group["rate_factor"]
-    own = {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if "layers" in name and parameter.ndim > 1
-    }
-    alone = {name: [_leaf(part) for part in _matrices(name, p)] for name, p in own.items()}
-    updated = [part for parts in alone.values() for part in parts]
-    reference = _torch_muon(updated, config) if payload["bf16"] else _Formula(updated, config)
-    for _ in range(3):
+    with parallel() as context:
+        model = build_model(config, context)
+        engine, _, _ = wrap_model(model, resolve(config, 1), context)
+        draw = torch.Generator().manual_seed(0)
+        for group in engine.optimizer.param_groups:
+            group["lr"] = config.optimizer.learning_rate * group["rate_factor"]
+        own = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if "layers" in name and parameter.ndim > 1
+        }
+        alone = {name: [_leaf(part) for part in _matrices(name, p)] for name, p in own.items()}
+        updated = [part for parts in alone.values() for part in parts]
+        reference = _torch_muon(updated, config) if payload["bf16"] else _Formula(updated, config)
+        for _ in range(3):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=draw)
+            for name, parts in alone.items():
+                for part, gradient in zip(parts, _matrices(name, own[name].grad), strict=True):
+                    part.grad = gradient.clone()
+            engine.basic_optimizer.step()
+            reference.step()
+        differences = {
+            name: max(
+                float((mine - theirs).abs().max())
+                for mine, theirs in zip(_matrices(name, own[name]), parts, strict=True)
+            )
+            for name, parts in alone.items()
+        }
+        before = _everything(engine)
         for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=draw)
-        for name, parts in alone.items():
-            for part, gradient in zip(parts, _matrices(name, own[name].grad), strict=True):
-                part.grad = gradient.clone()
+            parameter.grad = torch.full_like(parameter, torch.nan)
         engine.basic_optimizer.step()
-        reference.step()
-    differences = {
-        name: max(
-            float((mine - theirs).abs().max())
-            for mine, theirs in zip(_matrices(name, own[name]), parts, strict=True)
-        )
-        for name, parts in alone.items()
-    }
-    before = _everything(engine)
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, torch.nan)
-    engine.basic_optimizer.step()
-    after = _everything(engine)
-    still = len(before) == len(after) and all(map(torch.equal, before, after))
-    shutdown_distributed(context)
+        after = _everything(engine)
+        still = len(before) == len(after) and all(map(torch.equal, before, after))
     return {"differences": differences, "moved": not still}
 
 

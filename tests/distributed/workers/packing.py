@@ -8,20 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from megatron_patches.engine.freeze import reduce_partial_gradients
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
 from pretrain.model.packing import document_layout
-from pretrain.ranks.groups import (
-    LaunchEnvironment,
-    ParallelContext,
-    initialize_distributed,
-    set_seeds,
-    shutdown_distributed,
-)
+from pretrain.ranks.groups import ParallelContext, set_seeds
+from tests.distributed.one_layer import worst_difference
+from tests.distributed.workers.runs import parallel
 from tests.tiny import tiny_overrides
 
 EOD = 2
@@ -32,11 +27,8 @@ TARGET = 84  # what follows the second document's last input
 
 def cases(payload: dict[str, Any]) -> list[dict[str, float]]:
     """Return a report for each case: the largest differences on any rank."""
-    launch = LaunchEnvironment.read()
-    context = initialize_distributed(launch, launch.world_size, timeout_seconds=60)
-    reports = [_case(context, **case) for case in payload["cases"]]
-    shutdown_distributed(context)
-    return reports
+    with parallel() as context:
+        return [_case(context, **case) for case in payload["cases"]]
 
 
 def _case(
@@ -63,13 +55,15 @@ def _case(
     apart = _gradients(model, [[*FIRST, SECOND[0]], [*SECOND, TARGET]])
     leaking = _gradients(model, [[*packed, TARGET]], None)
     return {
-        "logits": _worst(whole, alone),
-        "second, first changed": _worst(whole[second], other[second]),
-        "first, itself changed": _worst(whole[first], other[first]),
-        "gradients": max(_worst(together[name], apart[name]) for name in apart),
-        "largest gradient": max(_worst(apart[name], torch.zeros(1)) for name in apart),
-        "logits as one text": _worst(as_one_text, alone),
-        "gradients as one text": max(_worst(leaking[name], apart[name]) for name in apart),
+        "logits": worst_difference(whole, alone),
+        "second, first changed": worst_difference(whole[second], other[second]),
+        "first, itself changed": worst_difference(whole[first], other[first]),
+        "gradients": max(worst_difference(together[name], apart[name]) for name in apart),
+        "largest gradient": max(worst_difference(apart[name], torch.zeros(1)) for name in apart),
+        "logits as one text": worst_difference(as_one_text, alone),
+        "gradients as one text": max(
+            worst_difference(leaking[name], apart[name]) for name in apart
+        ),
     }
 
 
@@ -106,9 +100,3 @@ def _gradients(
     for sample in samples:
         token_losses(model, torch.tensor([sample]), boundary).sum().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def _worst(a: torch.Tensor, b: torch.Tensor) -> float:
-    worst = (a - b).abs().max().detach()
-    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-    return worst.item()

@@ -18,15 +18,10 @@ from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, compile_layers, token_losses
-from pretrain.ranks.groups import (
-    LaunchEnvironment,
-    ParallelContext,
-    initialize_distributed,
-    set_seeds,
-    shutdown_distributed,
-)
+from pretrain.ranks.groups import ParallelContext, set_seeds
 from pretrain.training.phase_engine import PhasedEngine
 from tests.distributed.one_layer import OperationLog
+from tests.distributed.workers.runs import parallel
 
 EOD = 2
 
@@ -40,10 +35,8 @@ def compare(payload: dict[str, Any]) -> list[dict[str, float]]:
     often.
     """
     size = load_config("demo", payload["cases"][0]["overrides"]).parallel.tensor_model_parallel_size
-    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
-    reports = [_compare(context, **case) for case in payload["cases"]]
-    shutdown_distributed(context)
-    return reports
+    with parallel(size) as context:
+        return [_compare(context, **case) for case in payload["cases"]]
 
 
 def _compare(
@@ -136,12 +129,8 @@ def some_tokens(config: Config) -> torch.Tensor:
 def engine_losses(payload: dict[str, Any]) -> list[list[float]]:
     """Losses and gradient norms of a few steps of the program's engine, config by config."""
     size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
-    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
-    found = [
-        _engine_losses(context, load_config("demo", overrides)) for overrides in payload["runs"]
-    ]
-    shutdown_distributed(context)
-    return found
+    with parallel(size) as context:
+        return [_engine_losses(context, load_config("demo", own)) for own in payload["runs"]]
 
 
 def _engine_losses(context: ParallelContext, config: Config) -> list[float]:

@@ -13,17 +13,10 @@ import torch
 from pretrain.config.load import load_config
 from pretrain.data.prompts import read_prompts
 from pretrain.export.trained_run import load_model, open_trained_run
-from pretrain.ranks.signals import StopSignals
 from pretrain.ranks.single_process import one_process
-from pretrain.training.loop import train
 
 SURE = 1e-5
 """Logits that are nearer to each other may change places with the layout."""
-
-
-def train_all(payload: dict[str, Any]) -> list[str]:
-    """Final state of every run."""
-    return [train(load_config("demo", overrides), StopSignals()) for overrides in payload["runs"]]
 
 
 def continue_all(payload: dict[str, Any]) -> dict[str, Any]:

@@ -19,13 +19,6 @@ from pretrain.ranks.signals import StopSignals
 from pretrain.training.loop import train
 
 
-def trained(payload: dict[str, Any]) -> str:
-    """Train several configurations one after another; return the last one's state."""
-    return [train(load_config("demo", overrides), StopSignals()) for overrides in payload["runs"]][
-        -1
-    ]
-
-
 def killed_at_open(payload: dict[str, Any]) -> str:
     """The rank that first opens a file whose path has `place` in it kills itself.
 

@@ -14,7 +14,6 @@ from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.model.build import token_losses
 from pretrain.optimizer.optimizers import clip_by_own_norm
-from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.position import Position
 from pretrain.training.engine import build_optimizer
@@ -22,38 +21,40 @@ from pretrain.training.loop import train_step
 from pretrain.training.open_run import open_run
 from pretrain.training.phase_engine import PhasedEngine
 from tests.distributed.plain_training import plain_optimizer
+from tests.distributed.workers.runs import parallel
 
 
 def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
     """Losses and gradient norms of our engine and the plain peer, from equal weights and tokens."""
     config = load_config("demo", [*RECIPES[payload["recipe"]].split(), *payload["overrides"]])
-    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
-    trainer = PhasedEngine(resolve(config, context.world_size), context)
-    engine = trainer.engine
-    plain = PlainGPT(config)
-    _take_weights(plain, engine.module)
-    optimizers = plain_optimizers(plain, config)
-    generator = torch.Generator().manual_seed(1)
-    found: dict[str, list[float]] = {"ours": [], "plain": [], "norm": [], "plain norm": []}
-    size = (config.data.micro_batch_size, config.data.sequence_length + 1)
-    for _ in range(payload["steps"]):
-        # Few of the words, so that there is something to learn.
-        tokens = torch.randint(0, config.model.vocab_size // 8, size, generator=generator)
-        loss = token_losses(engine, tokens).mean()
-        engine.backward(loss)
-        engine.step()
-        theirs = plain(tokens)
-        theirs.backward()
-        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), config.optimizer.gradient_clip)
-        for optimizer in optimizers:
-            optimizer.step()
-        plain.zero_grad()
-        found["ours"].append(loss.item())
-        found["plain"].append(theirs.item())
-        found["norm"].append(float(engine.get_global_grad_norm()))
-        found["plain norm"].append(norm.item())
-    trainer.close()
-    shutdown_distributed(context)
+    with parallel() as context:
+        trainer = PhasedEngine(resolve(config, context.world_size), context)
+        engine = trainer.engine
+        plain = PlainGPT(config)
+        _take_weights(plain, engine.module)
+        optimizers = plain_optimizers(plain, config)
+        generator = torch.Generator().manual_seed(1)
+        found: dict[str, list[float]] = {"ours": [], "plain": [], "norm": [], "plain norm": []}
+        size = (config.data.micro_batch_size, config.data.sequence_length + 1)
+        for _ in range(payload["steps"]):
+            # Few of the words, so that there is something to learn.
+            tokens = torch.randint(0, config.model.vocab_size // 8, size, generator=generator)
+            loss = token_losses(engine, tokens).mean()
+            engine.backward(loss)
+            engine.step()
+            theirs = plain(tokens)
+            theirs.backward()
+            norm = torch.nn.utils.clip_grad_norm_(
+                plain.parameters(), config.optimizer.gradient_clip
+            )
+            for optimizer in optimizers:
+                optimizer.step()
+            plain.zero_grad()
+            found["ours"].append(loss.item())
+            found["plain"].append(theirs.item())
+            found["norm"].append(float(engine.get_global_grad_norm()))
+            found["plain norm"].append(norm.item())
+        trainer.close()
     return found
 
 
@@ -90,45 +91,45 @@ def _fill(matrices: Matrices, rows: torch.Tensor) -> None:
 def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
     """Return how far AdamW that clips is from clipping and AdamW, and the effect of a NaN."""
     config = load_config("demo", payload["overrides"])
-    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
-    ours, theirs = (
-        torch.nn.Sequential(torch.nn.Linear(1500, 1400), torch.nn.LayerNorm(1400)) for _ in range(2)
-    )
-    theirs.load_state_dict(ours.state_dict())
-    section = config.optimizer
-    reference = plain_optimizer(theirs, config)
-    reference.param_groups[0]["lr"] = reference.param_groups[1]["lr"] = 0.1
-    optimizer = build_optimizer(ours, section)
-    clip_by_own_norm(optimizer, section.gradient_clip, context.tensor_parallel_group)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.1
-    seen: list[float] = []
-    optimizer.register_step_pre_hook(lambda *_: seen.append(float(optimizer._global_grad_norm)))  # type: ignore[arg-type]
-    worst = norm_error = 0.0
-    for step in range(6):
-        scale = 10.0 ** (step - 3)  # some norms are below the limit, some above
-        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-            # Descending, so that sums of squares in fp32 lose what comes last.
-            values = torch.randn(one.numel()).square().sort(descending=True).values
-            one.grad = scale * values.view_as(one)
-            other.grad = one.grad.clone()
-        norm = torch.cat([p.grad.double().flatten() for p in theirs.parameters()]).norm()  # type: ignore[union-attr]
-        torch.nn.utils.clip_grads_with_norm_(
-            theirs.parameters(), section.gradient_clip or float("inf"), norm
+    with parallel() as context:
+        ours, theirs = (
+            torch.nn.Sequential(torch.nn.Linear(1500, 1400), torch.nn.LayerNorm(1400))
+            for _ in range(2)
         )
-        reference.step()
+        theirs.load_state_dict(ours.state_dict())
+        section = config.optimizer
+        reference = plain_optimizer(theirs, config)
+        reference.param_groups[0]["lr"] = reference.param_groups[1]["lr"] = 0.1
+        optimizer = build_optimizer(ours, section)
+        clip_by_own_norm(optimizer, section.gradient_clip, context.tensor_parallel_group)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1
+        seen: list[float] = []
+        optimizer.register_step_pre_hook(lambda *_: seen.append(float(optimizer._global_grad_norm)))  # type: ignore[arg-type]
+        worst = norm_error = 0.0
+        for step in range(6):
+            scale = 10.0 ** (step - 3)  # some norms are below the limit, some above
+            for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+                # Descending, so that sums of squares in fp32 lose what comes last.
+                values = torch.randn(one.numel()).square().sort(descending=True).values
+                one.grad = scale * values.view_as(one)
+                other.grad = one.grad.clone()
+            norm = torch.cat([p.grad.double().flatten() for p in theirs.parameters()]).norm()  # type: ignore[union-attr]
+            torch.nn.utils.clip_grads_with_norm_(
+                theirs.parameters(), section.gradient_clip or float("inf"), norm
+            )
+            reference.step()
+            optimizer.step()
+            # A later hook finds this step's norm.
+            norm_error = max(norm_error, abs(seen[-1] / float(norm) - 1))
+            pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+            worst = max(worst, *(float((one - other).abs().max()) for one, other in pairs))
+        before = [parameter.clone() for parameter in ours.parameters()]
+        next(ours.parameters()).grad[0, 0] = torch.nan  # type: ignore[index]
         optimizer.step()
-        # A later hook finds this step's norm.
-        norm_error = max(norm_error, abs(seen[-1] / float(norm) - 1))
-        pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
-        worst = max(worst, *(float((one - other).abs().max()) for one, other in pairs))
-    before = [parameter.clone() for parameter in ours.parameters()]
-    next(ours.parameters()).grad[0, 0] = torch.nan  # type: ignore[index]
-    optimizer.step()
-    pairs = zip(before, ours.parameters(), strict=True)
-    moved = max(float((one - other).abs().max()) for one, other in pairs)
-    steps = max(float(state["step"]) for state in optimizer.state.values())
-    shutdown_distributed(context)
+        pairs = zip(before, ours.parameters(), strict=True)
+        moved = max(float((one - other).abs().max()) for one, other in pairs)
+        steps = max(float(state["step"]) for state in optimizer.state.values())
     return {"worst": worst, "norm": norm_error, "moved by nan": moved, "steps": steps}
 
 
@@ -153,12 +154,9 @@ def environment(payload: dict[str, Any]) -> dict[str, Any]:
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     config = load_config("demo", payload["overrides"])
     size = config.parallel.tensor_model_parallel_size
-    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
-    trainer = PhasedEngine(resolve(config, context.world_size), context)
-    found = {
-        "connections": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
-        "throughput timer": trainer.engine.tput_timer.config.enabled,
-    }
-    trainer.close()
-    shutdown_distributed(context)
-    return found
+    with parallel(size) as context:
+        trainer = PhasedEngine(resolve(config, context.world_size), context)
+        timer = trainer.engine.tput_timer.config.enabled
+        trainer.close()
+        connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
+        return {"connections": connections, "throughput timer": timer}

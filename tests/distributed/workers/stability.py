@@ -13,10 +13,10 @@ import torch.distributed as dist
 from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.ranks.signals import StopSignals
-from pretrain.training.loop import run_steps, train, train_step
+from pretrain.training.loop import run_steps, train_step
 from pretrain.training.open_run import Run, open_run
 from pretrain.training.stability import weights_are_finite
-from tests.distributed.workers.resuming import copy_up_to
+from tests.distributed.workers.runs import copy_up_to
 
 
 def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
@@ -89,14 +89,6 @@ def spoilt_runs(payload: dict[str, Any]) -> dict[str, str]:
     for name, (overrides, steps) in payload["runs"].items():
         answers[name] = _ending(lambda: _train_spoilt(overrides, steps))  # noqa: B023  called at once
     return answers
-
-
-def trained_runs(payload: dict[str, Any]) -> list[str]:
-    """Train each configuration in order; its state or refusal."""
-    return [
-        _ending(lambda: train(load_config("demo", overrides), StopSignals()))  # noqa: B023  called at once
-        for overrides in payload["runs"]
-    ]
 
 
 def _ending(training: Callable[[], str]) -> str:

@@ -20,15 +20,10 @@ from megatron_patches.recipe.counting import executed_flops_per_token
 from megatron_patches.recipe.parts import ModelShape
 from megatron_patches.recipe.variants import policy_for
 from pretrain.model.build import token_losses
-from pretrain.ranks.groups import (
-    LaunchEnvironment,
-    ParallelContext,
-    initialize_distributed,
-    set_seeds,
-    shutdown_distributed,
-)
+from pretrain.ranks.groups import ParallelContext, set_seeds
 from tests.distributed.one_layer import BATCH, full_weights, run_layer, worst_difference
 from tests.distributed.synthesizer_reference import LENGTH, SEED, rank_of, reference
+from tests.distributed.workers.runs import parallel
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, VOCAB, build
 
 
@@ -52,35 +47,35 @@ def synthesizer(
 
 def everything(payload: dict[str, Any]) -> dict[str, Any]:
     """{"cases": [...], "weights": {variant: {name: SHA-256}}, "dropout": {...}, ...}."""
-    launch = LaunchEnvironment.read()
-    context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
-    answer = {
-        "cases": [_case(context, **case) for case in payload["cases"]],
-        "weights": {
-            "vanilla": _weights(context, "vanilla"),
-            **{
-                f"{variant} trainable={trainable}": _weights(context, variant, trainable=trainable)
+    with parallel() as context:
+        answer = {
+            "cases": [_case(context, **case) for case in payload["cases"]],
+            "weights": {
+                "vanilla": _weights(context, "vanilla"),
+                **{
+                    f"{variant} trainable={trainable}": _weights(
+                        context, variant, trainable=trainable
+                    )
+                    for variant in payload["variants"]
+                    for trainable in (True, False)
+                },
+            },
+            "dropout": {
+                f"sequence_parallel={parallel}": _dropout(context, parallel)
+                for parallel in ((False, True) if context.world_size > 1 else (False,))
+            },
+            "limits": {
+                variant: _limits(context, variant)
+                for variant in payload["variants"]
+                if context.world_size == 1
+            },
+            "flops": {
+                f"{variant} trainable={trainable}": _flops(context, variant, trainable)
                 for variant in payload["variants"]
                 for trainable in (True, False)
+                if context.world_size == 1
             },
-        },
-        "dropout": {
-            f"sequence_parallel={parallel}": _dropout(context, parallel)
-            for parallel in ((False, True) if context.world_size > 1 else (False,))
-        },
-        "limits": {
-            variant: _limits(context, variant)
-            for variant in payload["variants"]
-            if context.world_size == 1
-        },
-        "flops": {
-            f"{variant} trainable={trainable}": _flops(context, variant, trainable)
-            for variant in payload["variants"]
-            for trainable in (True, False)
-            if context.world_size == 1
-        },
-    }
-    shutdown_distributed(context)
+        }
     return answer
 
 

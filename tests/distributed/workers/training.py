@@ -10,25 +10,17 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from torch.utils.flop_counter import FlopCounterMode
 
-from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.shards.samples import TrainingSamples, ValidationSamples
 from megatron_patches.engine.freeze import frozen_layers
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
-from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses
-from pretrain.ranks.groups import (
-    LaunchEnvironment,
-    ParallelContext,
-    initialize_distributed,
-    shutdown_distributed,
-)
-from pretrain.ranks.signals import StopSignals
+from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import RunDirectory
-from pretrain.training.loop import train
 from pretrain.training.open_run import open_run
 from pretrain.training.validation import held_out_losses
+from tests.distributed.workers.runs import parallel, state_of, train_all
 from tests.tiny import with_sections
 
 
@@ -40,34 +32,28 @@ def runs_and_models(payload: dict[str, Any]) -> dict[str, Any]:
             RunDirectory(load_config("demo", overrides).run_path).latest.write_text(
                 "step_00000002\n"
             )
-        states[name] = _train(overrides)
+        states[name] = state_of(overrides)
     config = load_config("demo", payload["model"])
-    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
-    samples = TrainingSamples(
-        read_manifest(config.data.directory), config.data.sequence_length, seed=0
-    )
-    tokens = torch.from_numpy(samples.blocks(np.arange(4)))
-    model = _Models(config, context, tokens)
-    models = {
-        "score_sd": {
-            f"{variant} {position}": model.score_sd(variant, position)
-            for position in ("learned", "rope")
-            for variant in ("orthogonal", "gaussian")
-        },
-        "causality": {variant: model.causality(variant) for variant in ("vanilla", "orthogonal")},
-        "equal_weights": {str(groups): model.equal_weights(groups) for groups in (4, 2)},
-        "flops": {str(groups): model.flops(groups) for groups in (4, 2)},
-        "tokens": tokens[:, 1:].numel(),
-    }
-    shutdown_distributed(context)
+    with parallel() as context:
+        samples = TrainingSamples(
+            read_manifest(config.data.directory), config.data.sequence_length, seed=0
+        )
+        tokens = torch.from_numpy(samples.blocks(np.arange(4)))
+        model = _Models(config, context, tokens)
+        models = {
+            "score_sd": {
+                f"{variant} {position}": model.score_sd(variant, position)
+                for position in ("learned", "rope")
+                for variant in ("orthogonal", "gaussian")
+            },
+            "causality": {
+                variant: model.causality(variant) for variant in ("vanilla", "orthogonal")
+            },
+            "equal_weights": {str(groups): model.equal_weights(groups) for groups in (4, 2)},
+            "flops": {str(groups): model.flops(groups) for groups in (4, 2)},
+            "tokens": tokens[:, 1:].numel(),
+        }
     return {"runs": states, "models": models}
-
-
-def _train(overrides: list[str]) -> str:
-    try:
-        return train(load_config("demo", overrides), StopSignals())
-    except (UserError, DataError) as error:
-        return f"error: {error}"
 
 
 def held_out(payload: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -79,7 +65,7 @@ def held_out(payload: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
         "held_out": [
             _held_out(load_config("demo", overrides)) for overrides in payload["held_out"]
         ],
-        "runs": [_train(overrides) for overrides in payload["runs"]],
+        "runs": train_all(payload),
     }
 
 

@@ -32,7 +32,7 @@ from megatron_patches.recipe.variants import VARIANTS
 from pretrain.config.attention import written_axes
 from pretrain.errors import UserError
 from tests.fabricated_runs import write_run
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import run_program
 
 COMMAND = [("python", "-m", "pretrain", "compare"), ("runs/a b",)]
 LOSSES = {"vanilla": (4.00, 4.10, 3.90, 4.05, 3.95), "orthogonal": (4.03, 4.11, 3.98, 4.05, 4.02)}
@@ -448,9 +448,7 @@ def test_the_verb_and_its_refusal(tmp_path: Path) -> None:
 
     def compare(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code, "compare", *map(str, arguments)]
-        return subprocess.run(
-            command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=500
-        )
+        return run_program(command)
 
     paths = sweep(tmp_path, 1)
     out = tmp_path / "out"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from laboratory.runs.finished import read_summary
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.tags import GRADIENT_NORM, LOSS, PERPLEXITY_OF_SOURCE, VALIDATION_LOSS
-from tests.fabricated_runs import STEPS, write_run
+from tests.fabricated_runs import STEPS, edit_json, write_run
 
 
 def pair(root: Path, **changes: Any) -> list[Path]:
@@ -103,6 +102,9 @@ def _spoil_line(path: Path, number: int, line: str | None) -> None:
         ("[41]", 'line 41 is not a JSON object with an integer "step"'),
         ('{"step": 40, "tokens": 81920}', "line 41 is step 40 but follows step 40"),
         ('{"step": 41, "tokens": 8, "loss/train": "low"}', 'step 41 has no number "loss/train"'),
+        ('{"step": 41, "tokens": 8, "tokens": 9}', "line 41: it has the key 'tokens' twice"),
+        ('{"step": 41, "tokens": 8, "loss/train": NaN}', "line 41: it has NaN, which JSON does"),
+        ('{"step": 41, "tokens": 1}', "metrics.jsonl has tokens 1, but by"),
     ],
 )
 def test_a_line_in_the_middle_that_is_lost_or_damaged_is_named(
@@ -194,12 +196,6 @@ def test_a_value_of_another_type_is_named_with_its_file_and_key(
     assert sentence.startswith(f"{path}/{key.partition('.')[0]}.") and "\n" not in sentence
 
 
-def _edit(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
-    content = json.loads(path.read_text())
-    edit(content)
-    path.write_text(json.dumps(content))
-
-
 def _edit_last(path: Path, **values: Any) -> None:
     lines = (path / "metrics.jsonl").read_text().splitlines()
     lines[-1] = json.dumps(json.loads(lines[-1]) | values)
@@ -254,21 +250,6 @@ def test_records_that_are_gone_at_the_end_are_missed(tmp_path: Path, lines: int)
         compare_runs([path], "vanilla")
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ('{"step": 41, "tokens": 8, "tokens": 9}', "line 41: it has the key 'tokens' twice"),
-        ('{"step": 41, "tokens": 8, "loss/train": NaN}', "line 41: it has NaN, which JSON does"),
-        ('{"step": 41, "tokens": 1}', "metrics.jsonl has tokens 1, but by"),
-    ],
-)
-def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, said: str) -> None:
-    path = write_run(tmp_path, "vanilla")
-    _spoil_line(path, 41, line)
-    with pytest.raises(UserError, match=re.escape(said)):
-        compare_runs([path], "vanilla")
-
-
 def test_a_config_that_is_not_the_checkpoints_is_refused(tmp_path: Path) -> None:
     path = write_run(tmp_path, "vanilla")
     position = {"step": 100, "consumed_tokens": 204_800, "consumed_samples": 1600}
@@ -276,13 +257,13 @@ def test_a_config_that_is_not_the_checkpoints_is_refused(tmp_path: Path) -> None
     keys = {"run.seed": 1, "model.num_layers": 4, "model.initial_weights": "a" * 64}
     about.write_text(json.dumps({"keys": keys, "position": position}))
     compare_runs([path], "vanilla")
-    _edit(about, lambda content: content["keys"].update({"run.seed": 2}))
+    edit_json(about, lambda content: content["keys"].update({"run.seed": 2}))
     with pytest.raises(UserError, match=r"config.yaml has run.seed 1, but by .* it is 2"):
         compare_runs([path], "vanilla")
-    _edit(about, lambda content: content.update(keys=keys, position=position | {"step": 99}))
+    edit_json(about, lambda content: content.update(keys=keys, position=position | {"step": 99}))
     with pytest.raises(UserError, match=r"checkpoint.json has position.step 99"):
         compare_runs([path], "vanilla")
-    _edit(about, lambda content: content.update(position=position | {"consumed_tokens": 1}))
+    edit_json(about, lambda content: content.update(position=position | {"consumed_tokens": 1}))
     with pytest.raises(UserError, match=r"checkpoint.json has position.consumed_tokens 1"):
         compare_runs([path], "vanilla")
 

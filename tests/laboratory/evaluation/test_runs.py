@@ -61,7 +61,7 @@ def answers(tiny_shards: Path, runs: Path) -> dict[str, Any]:
         ]
 
     payload = {"runs": all_of(FOUR_RANKS)}
-    states = run_ranks(4, "tests.distributed.workers.evaluation:train_all", payload)
+    states = run_ranks(4, "tests.distributed.workers.runs:train_all", payload)
     assert states == ["finished"] * 4
     payload = {
         "runs": all_of({**ONE_RANK, **BF16}),

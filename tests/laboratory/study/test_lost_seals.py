@@ -18,10 +18,9 @@ from laboratory.study.sealed import Measure
 from laboratory.study.verdict import fixed_rule
 from laboratory.sweep.grid import read_grid
 from laboratory.sweep.plan import plan_sweep, seal_plan
-from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.runs.seals import content_digest
-from tests.fabricated_runs import write_planned_run
-from tests.tiny import tiny_overrides
+from tests.fabricated_runs import edit_json, write_planned_run
+from tests.tiny import tiny_grid
 
 SEEDS = [1, 2, 3, 4, 5]
 CLAIM = "orthogonal worse 1% than vanilla"
@@ -39,18 +38,8 @@ def sealed_runs(
     common: Mapping[str, Any] | None = None,
 ) -> tuple[list[Seal], list[Path]]:
     """Seal claims one by one, then leave finished runs of which orthogonal's are 0.1 nats worse."""
-    tiny = dict(parse_overrides(tiny_overrides(shards, directory, "unused")))
-    del tiny["run.name"], tiny["run.directory"]
-    directory.mkdir(exist_ok=True)
-    path = directory / "grid.yaml"
-    content = {
-        "directory": str(directory / "runs"),
-        "set": tiny | {**(common or {})},
-        "grid": {"attention.variant": ["vanilla", "orthogonal"]},
-        "seeds": SEEDS,
-    }
-    path.write_text(dump_yaml(content))
-    grid = read_grid(str(path))
+    variants = {"attention.variant": ["vanilla", "orthogonal"]}
+    grid = read_grid(tiny_grid(shards, directory, common or {}, grid=variants, seeds=SEEDS))
     runs = plan_sweep(grid, None, (), lambda _: 1, check_data=True)
     measure = Measure(match="tokens", subjects=[], rule=fixed_rule(len(SEEDS)))
     seals = [
@@ -80,12 +69,6 @@ def said(paths: Sequence[Path], **options: Any) -> str:
     return sentences.replace("a checkout had uncommitted changes", "")
 
 
-def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
 def renamed(path: Path) -> None:
     path.rename(path.with_name("later.json"))
 
@@ -100,7 +83,7 @@ def other_suffix(path: Path) -> None:
 
 
 def edited(path: Path) -> None:
-    edit(path, lambda file: file["sealed"]["hypotheses"][0].update(margin=1.0))
+    edit_json(path, lambda file: file["sealed"]["hypotheses"][0].update(margin=1.0))
 
 
 def signed_anew(path: Path) -> None:
@@ -167,7 +150,7 @@ def test_a_later_seal_names_the_earlier_ones_without_any_run(
     """Of runs of an older version, which name no seals."""
     seals, paths = sealed_runs(tmp_path, tiny_shards, claims=(*LOSERS, CLAIM))
     for path in paths:
-        edit(path / "environment.json", lambda facts: facts["segments"][0].pop("seals"))
+        edit_json(path / "environment.json", lambda facts: facts["segments"][0].pop("seals"))
     sentence = said(paths)
     assert (
         HIT in sentence
@@ -185,7 +168,7 @@ def test_runs_that_are_not_compared_name_seals_too(tiny_shards: Path, tmp_path: 
     _, paths = sealed_runs(tmp_path, tiny_shards, claims=[CLAIM])
     other = tmp_path / "runs/other"
     shutil.copytree(paths[0], other)
-    edit(
+    edit_json(
         other / "environment.json",
         lambda facts: facts["segments"][0].update(seals=["f" * 64]),
     )
@@ -205,7 +188,7 @@ def test_a_start_without_the_seal_beside_it_unseals_the_run(
         facts["segments"] = [first, *later]
         facts["segments"][-1]["seals"] = []
 
-    edit(paths[3] / "environment.json", start_alone)
+    edit_json(paths[3] / "environment.json", start_alone)
     sentence = said(paths)
     assert UNSEALED in sentence
     assert f"{paths[3].name} started without this seal beside it" in sentence
@@ -265,12 +248,12 @@ def test_the_content_of_the_deepspeed_file_is_sealed(tiny_shards: Path, tmp_path
     (seal,), paths = sealed_runs(tmp_path, tiny_shards, claims=[CLAIM], common=common)
     (digest,) = {contents["deepspeed.config"] for contents in seal.sealed.contents.values()}
     for path in paths:
-        edit(
+        edit_json(
             path / "environment.json",
             lambda facts: facts.update(deepspeed_config_sha256=digest),
         )
     assert HIT in said(paths)
-    edit(
+    edit_json(
         paths[0] / "environment.json",
         lambda facts: facts.update(deepspeed_config_sha256="0" * 64),
     )
@@ -291,7 +274,7 @@ def test_a_seal_of_a_version_that_sealed_less_says_so(tiny_shards: Path, tmp_pat
     older = seal.path.with_name(f"{digest[:12]}.json")
     older.write_text(json.dumps({"sealed": content, "sha256": digest}))
     for path in paths:
-        edit(path / "environment.json", lambda facts: facts["segments"][0].pop("seals"))
+        edit_json(path / "environment.json", lambda facts: facts["segments"][0].pop("seals"))
     sentence = said(paths)
     assert (
         HIT in sentence

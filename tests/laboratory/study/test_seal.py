@@ -23,12 +23,12 @@ from laboratory.study.sequential import decide
 from laboratory.study.verdict import SEQUENTIAL, fixed_rule, gap_at_end, verdicts
 from laboratory.sweep.grid import Grid, read_grid
 from laboratory.sweep.plan import PlannedRun, plan_sweep, seal_plan
-from pretrain.config.sources import dump_yaml, parse_overrides
+from pretrain.config.sources import dump_yaml
 from pretrain.errors import UserError
 from pretrain.runs.environment import git_commit
 from tests.fabricated_runs import write_planned_run
 from tests.fabricated_seals import Campaign, made_run, made_seal
-from tests.tiny import tiny_overrides
+from tests.tiny import tiny_grid
 
 SEEDS = [1, 2, 3, 4, 5]
 RATE = {"optimizer.learning_rate": 1e-4}
@@ -37,17 +37,9 @@ RATE = {"optimizer.learning_rate": 1e-4}
 def planned(
     directory: Path, shards: Path, rate: float = 1e-3, seeds: Sequence[int] = SEEDS
 ) -> tuple[Grid, list[PlannedRun]]:
-    tiny = dict(parse_overrides(tiny_overrides(shards, directory, "unused")))
-    del tiny["run.name"], tiny["run.directory"]
-    content = {
-        "directory": str(directory / "runs"),
-        "set": tiny | {"optimizer.learning_rate": rate},
-        "grid": {"attention.variant": ["vanilla", "orthogonal"]},
-        "seeds": [*seeds],
-    }
-    path = directory / "grid.yaml"
-    path.write_text(dump_yaml(content))
-    grid = read_grid(str(path))
+    variants = {"attention.variant": ["vanilla", "orthogonal"]}
+    fixed = {"optimizer.learning_rate": rate}
+    grid = read_grid(tiny_grid(shards, directory, fixed, grid=variants, seeds=[*seeds]))
     return grid, plan_sweep(grid, None, (), lambda _: 1, check_data=True)
 
 
@@ -186,18 +178,9 @@ def test_what_pairs_cannot_decide_is_not_sealed(
     tiny_shards: Path,
     tmp_path: Path,
 ) -> None:
-    tiny = dict(parse_overrides(tiny_overrides(tiny_shards, tmp_path, "unused")))
-    for key in ("run.name", "run.directory", "run.seed", "schedule.steps"):
-        tiny.pop(key, None)
     plain = {"schedule.steps": 8, "run.seed": 1}
-    content = {
-        "directory": str(tmp_path / "runs"),
-        "set": tiny,
-        "list": [{"name": "one", **plain}, {"name": "other", **plain, **entries}],
-    }
-    path = tmp_path / "grid.yaml"
-    path.write_text(dump_yaml(content))
-    grid = read_grid(str(path))
+    both = [{"name": "one", **plain}, {"name": "other", **plain, **entries}]
+    grid = read_grid(tiny_grid(tiny_shards, tmp_path, list=both))
     runs = plan_sweep(grid, None, (), lambda _: 1, check_data=True)
     given = {"match": "tokens", "subjects": [], "rule": fixed_rule(1)} | measure
     with pytest.raises(UserError, match=complaint):

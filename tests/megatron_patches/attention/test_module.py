@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from megatron_patches.bank.shards import bank_rows
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.variants import VARIANTS
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, SEED, SEQ, build
-from tests.ranks import ROOT
+from tests.ranks import run_program
 
 BATCH, LAYER, BASE = 3, 1, 100.0
 HALF = {"frozen_heads": (("0%-100%", 0.5),)}
@@ -290,7 +289,5 @@ for variant in ("orthogonal", "monarch"):
 unwanted = {"megatron", "deepspeed", "scipy", "matplotlib", "transformers"}
 sys.exit(", ".join(unwanted & {*sys.modules}) or 0)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100
-    )
+    done = run_program([sys.executable, "-c", program])
     assert done.returncode == 0, done.stderr

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import assert_refused, cli
-from tests.ranks import ROOT, rank_environment, train_on_warm_ranks
+from tests.command_line import assert_refused
+from tests.ranks import run_program, train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.distributed
@@ -45,13 +43,7 @@ def test_list_tells_what_there_is_without_loading_torch(run: Path, tmp_path: Pat
         "try: main()\n"
         "finally: assert 'torch' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "checkpoint", "list", str(copy)],
-        cwd=ROOT,
-        env=rank_environment(),
-        capture_output=True,
-        text=True,
-    )
+    done = run_program([sys.executable, "-c", program, "checkpoint", "list", str(copy)])
     assert done.returncode == 0, done.stderr
     header, *rows = (" ".join(line.split()) for line in done.stdout.splitlines())
     assert header == "checkpoint tokens size written by age state"
@@ -69,11 +61,11 @@ def test_list_tells_what_there_is_without_loading_torch(run: Path, tmp_path: Pat
 
 
 def test_verify_of_whole_checkpoints_ends_with_0(run: Path) -> None:
-    done = cli(["checkpoint", "verify", str(run)])
+    done = warm_cli(["checkpoint", "verify", str(run)])
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.splitlines()[1].startswith(f"{NEWEST}: 4 files, ")
     assert done.stdout.count(": whole, good\n") == 2
-    found = json.loads(cli(["checkpoint", "verify", str(run), "--json"]).stdout)
+    found = json.loads(warm_cli(["checkpoint", "verify", str(run), "--json"]).stdout)
     assert [(each["step"], each["tokens"], each["state"]) for each in found] == [
         (2, 512, "good"),
         (4, 1024, "good"),
@@ -81,40 +73,23 @@ def test_verify_of_whole_checkpoints_ends_with_0(run: Path) -> None:
     assert found[1]["layout"]["world_size"] == 2 and found[1]["problems"] == []
 
 
-def _flip_a_bit(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
-DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "a flipped bit": (RANK_FILE, _flip_a_bit, "does not have the SHA-256 that it was saved with"),
-    "a missing file": (RANK_FILE, Path.unlink, "is missing"),
-    "a cut file": (
-        RANK_FILE,
-        lambda file: file.write_bytes(file.read_bytes()[:-1]),
-        "bytes, but was saved",
-    ),
-    "a nonsense marker": ("COMPLETE", lambda file: file.write_text("nonsense"), "is not JSON"),
-}
-
-
 def test_verify_names_every_damaged_file_and_ends_with_1(run: Path, tmp_path: Path) -> None:
-    for number, (name, (file, damage, problem)) in enumerate(DAMAGE.items()):
-        copy = tmp_path / str(number)
-        shutil.copytree(run, copy)
-        damage(copy / "checkpoints" / NEWEST / file)
-        _flip_a_bit(copy / "checkpoints/step_00000002/parameters.json")
-        done = cli(["checkpoint", "verify", str(copy)])
-        assert done.returncode == 1, (name, done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        lines = done.stdout.splitlines()
-        assert f"{copy}/checkpoints/step_00000002/parameters.json" in lines[1], name
-        (line,) = (line for line in lines if f"{NEWEST}/{file} " in line)
-        assert problem in line, name
+    """What else can be wrong with a file: test_files.py."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / "checkpoints" / NEWEST / RANK_FILE).unlink()
+    flipped = copy / "checkpoints/step_00000002" / RANK_FILE
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 1
+    flipped.write_bytes(content)
+    done = warm_cli(["checkpoint", "verify", str(copy)])
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    lines = done.stdout.splitlines()
+    assert f"{flipped} does not have the SHA-256 that it was saved with" in lines[1]
+    assert any(f"{NEWEST}/{RANK_FILE} is missing" in line for line in lines)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     for verb in ("list", "verify"):
-        done = cli(["checkpoint", verb, str(tmp_path / "nothing")])
+        done = warm_cli(["checkpoint", verb, str(tmp_path / "nothing")])
         assert_refused(done, "nothing has no directory checkpoints", "give the directory of a run")

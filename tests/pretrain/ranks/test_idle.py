@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 from pretrain.ranks.idle import Idleness, file_in_use
-from tests.ranks import ROOT
+from tests.ranks import run_program
 
 PROGRAM = """
 import sys
@@ -27,13 +26,7 @@ def test_a_start_that_waits_for_a_file_ends_with_its_name(tmp_path: Path) -> Non
     pipe = tmp_path / "manifest.json"
     os.mkfifo(pipe)
     for arguments, code in (([str(pipe)], 2), ([], 0)):
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run_program([sys.executable, "-c", PROGRAM, *arguments])
         assert done.returncode == code, done.stderr
         said = f": {pipe} does not answer; look at its file system\n" if code else ""
         assert done.stderr.endswith(said) and done.stderr.count("\n") == bool(code)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import ROOT, run_program
 
 PROGRAM = """
 import os, signal
@@ -29,14 +29,7 @@ assert signals.stop
     ],
 )
 def test_one_rank_answers_ctrl_c(environment: dict[str, str], speaks: bool) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=ROOT,
-        env=rank_environment() | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_program([sys.executable, "-c", PROGRAM], environment=environment)
     assert done.returncode == 0, done.stderr
     assert ("stopping after this step" in done.stdout) is speaks
 

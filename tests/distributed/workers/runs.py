@@ -1,17 +1,52 @@
-"""Rank functions that resume whole runs from an earlier checkpoint, to compare the ends."""
+"""Rank functions that train whole runs, or resume them from an earlier checkpoint."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
+from data_pipeline.errors import DataError
+from megatron_patches.errors import MethodError
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
+from pretrain.errors import UserError
+from pretrain.ranks.groups import (
+    LaunchEnvironment,
+    ParallelContext,
+    initialize_distributed,
+    shutdown_distributed,
+)
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.directory import step_of
 from pretrain.training.loop import train
+
+
+@contextmanager
+def parallel(tensor_parallel_size: int | None = None) -> Iterator[ParallelContext]:
+    """Process groups of all ranks, each of them tensor-parallel unless a size is given."""
+    launch = LaunchEnvironment.read()
+    size = tensor_parallel_size or launch.world_size
+    context = initialize_distributed(launch, size, timeout_seconds=300)
+    yield context
+    shutdown_distributed(context)
+
+
+def train_all(payload: dict[str, Any]) -> list[str]:
+    """Final state of every run, one after the other, or the sentence that refuses it."""
+    return [state_of(overrides) for overrides in payload["runs"]]
+
+
+def state_of(overrides: list[str], config: str = "demo") -> str:
+    """Train a run; return its final state, or the sentence that refuses it."""
+    try:
+        return train(load_config(config, overrides), StopSignals())
+    except (UserError, DataError, MethodError) as error:
+        return f"error: {error}"
 
 
 def train_again(overrides: list[str], after: int, *changes: str) -> Config:
