@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from data_pipeline.io.files import write_json, write_text_atomically
 from pretrain.checkpoint.branching import origin_of, take_records
 from pretrain.checkpoint.resuming import Start
 from pretrain.config.keys import KEYS, Change, effective_changes
@@ -17,15 +18,7 @@ from pretrain.errors import UserError
 from pretrain.plan.products import Products
 from pretrain.ranks.devices import peak_flops
 from pretrain.ranks.groups import ParallelContext
-from pretrain.runs.directory import (
-    CONTINUE,
-    FINISHED,
-    RUNNING,
-    STOPPED,
-    RunDirectory,
-    write_json,
-    write_text_atomically,
-)
+from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDirectory
 from pretrain.runs.environment import describe_environment
 from pretrain.runs.metrics_file import last_record, summary_of
 from pretrain.runs.removal import remove_file
