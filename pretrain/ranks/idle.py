@@ -39,7 +39,8 @@ class AwakeTime:
 
     def restart(self) -> None:
         """Begin to count anew."""
-        self._seconds, self._last_look = 0.0, time.monotonic()
+        self._seconds = 0.0
+        self._last_look = time.monotonic()
 
     def look(self) -> float:
         """Return the seconds waited so far; call it several times in the timeout."""
