@@ -27,7 +27,6 @@ from pretrain.checkpoint.writing import HostBuffer, take_snapshot
 from pretrain.config.resolved import Resolved
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, agree
-from pretrain.ranks.idle import AwakeTime
 from pretrain.runs.directory import ABOUT, GOOD, MARKER, WITHDRAWN, write_text_atomically
 from pretrain.runs.position import Position
 from pretrain.runs.removal import (
@@ -276,12 +275,11 @@ class Checkpoints:
         disk. Returns (seconds for which this rank's save was in progress, a rank could not write).
         """
         started = time.perf_counter()
-        awake = AwakeTime(self._timeout)
         waited = 0.0
         while True:
             if self._saving is not None and self._saving.running:
                 self._saving.join(min(LONGEST_SILENCE, self._timeout / 4))
-                self._saving.require_progress(awake)
+                self._saving.require_progress()
                 waited = time.perf_counter() - started
             failed = self.has_failed()
             waiting = self._saving is not None and not failed

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -269,22 +268,17 @@ def _stored_tensors(directory: Path) -> dict[str, _Stored]:
     stored: dict[str, _Stored] = {}
     whole = directory / "model.safetensors"
     for path in [whole] if whole.exists() else sorted(directory.glob("model-*.safetensors")):
-        with _naming_file(path), safe_open(path, framework="pt") as file:
+        try:
+            opened = safe_open(path, framework="pt")
+        except SafetensorError as error:  # it names no file, and there may be thirty
+            raise ValueError(f"{path.name}: {error}") from error
+        with opened as file:
             for name, tensor in ((name, file.get_slice(name)) for name in sorted(file.keys())):
                 if name in stored:
                     raise ValueError(f"{name} is in {stored[name].path.name} and in {path.name}")
                 size = math.prod(tensor.get_shape())
                 stored[name] = _Stored(path, tensor.get_dtype(), size)
     return stored
-
-
-@contextmanager
-def _naming_file(path: Path) -> Iterator[None]:
-    """Name the file, of perhaps thirty, in safetensors' own errors."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise ValueError(f"{path.name}: {error}") from error
 
 
 def _refuse_oversized(config: Any, stored: dict[str, _Stored]) -> None:

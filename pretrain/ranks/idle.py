@@ -34,20 +34,16 @@ class AwakeTime:
     """
 
     def __init__(self, timeout: float) -> None:
+        self.seconds = 0.0
         self._longest = timeout / 4
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin to count anew."""
-        self._seconds = 0.0
         self._last_look = time.monotonic()
 
     def look(self) -> float:
         """Return the seconds waited so far; call it several times in the timeout."""
         now = time.monotonic()
-        self._seconds += min(now - self._last_look, self._longest)
+        self.seconds += min(now - self._last_look, self._longest)
         self._last_look = now
-        return self._seconds
+        return self.seconds
 
 
 class Idleness:

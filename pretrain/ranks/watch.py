@@ -92,18 +92,16 @@ class Watch:
     Args:
         held: Returns a clause about anything that holds up every rank, or ""; called after a
             collective has timed out.
+
+    Attributes:
         saved: Returns the name of what the same command continues from.
     """
 
     def __init__(
-        self,
-        launch: LaunchEnvironment,
-        timeout_seconds: float,
-        held: Callable[[], str] = str,
-        saved: Callable[[], str] = lambda: NEWEST,
+        self, launch: LaunchEnvironment, timeout_seconds: float, held: Callable[[], str] = str
     ) -> None:
         self._held = held
-        self._saved = saved
+        self.saved: Callable[[], str] = lambda: NEWEST
         self._rank = launch.rank
         self._ranks = range(launch.world_size)
         self._timeout = timeout_seconds
@@ -277,7 +275,7 @@ class Watch:
         )
 
     def _again(self) -> str:
-        return f"the same command continues from {self._saved()}"
+        return f"the same command continues from {self.saved()}"
 
     def sentence(self) -> str:
         """Return the sentence that names the missing rank, as far as the signs tell."""
@@ -312,19 +310,15 @@ class Watch:
 
 @contextmanager
 def watching(
-    launch: LaunchEnvironment,
-    timeout_seconds: float,
-    held: Callable[[], str] = str,
-    saved: Callable[[], str] = lambda: NEWEST,
+    launch: LaunchEnvironment, timeout_seconds: float, held: Callable[[], str] = str
 ) -> Iterator[Watch]:
     """Watch over the block: a collective that times out ends the process with a sentence.
 
     Args:
         timeout_seconds: Timeout of a collective.
         held: Returns a clause about anything that holds up every rank, or "".
-        saved: Returns the name of what the same command continues from.
     """
-    watch = Watch(launch, timeout_seconds, held, saved)
+    watch = Watch(launch, timeout_seconds, held)
     try:
         yield watch
     except RuntimeError as error:

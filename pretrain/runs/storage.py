@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-T = TypeVar("T")
+from pretrain.errors import UserError
+
 _REMEDIES = {
     errno.ENOSPC: "make room there",
     errno.EDQUOT: "your quota there is used up: make room, or have it raised",
@@ -73,10 +74,15 @@ def stands(directory: Path, seconds: float = ANSWER_SECONDS) -> bool:
     return answer(write, True, seconds)
 
 
-def answer(ask: Callable[[], T], otherwise: T, seconds: float) -> T:
-    """Return what a call returns that asks a file system; `otherwise` if it takes too long."""
+def answer(ask: Callable[[], Any], otherwise: Any, seconds: float) -> Any:
+    """Return what a call returns that asks a file system; `otherwise` if it fails or is late."""
     answers = [otherwise]
-    probe = threading.Thread(target=lambda: answers.insert(0, ask()), daemon=True)
+
+    def answered() -> None:
+        with suppress(OSError, UserError):
+            answers.insert(0, ask())
+
+    probe = threading.Thread(target=answered, daemon=True)
     probe.start()
     probe.join(seconds)
     return answers[0]

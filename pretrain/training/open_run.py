@@ -241,11 +241,9 @@ def open_run(config: Config) -> Iterator[Run]:
     )
     try:
         with watching(
-            launch,
-            config.parallel.timeout_seconds,
-            held=partial(_standing, directory.path),
-            saved=partial(_saved, directory),
+            launch, config.parallel.timeout_seconds, partial(_standing, directory.path)
         ) as watch:
+            watch.saved = partial(_saved, directory)
             lock = _lock(directory.path, context, watch)
             try:
                 yield from _opened(_build(inputs, context, watch, lock))
@@ -265,14 +263,10 @@ def _standing(run: Path) -> str:
 
 def _saved(run: RunDirectory) -> str:
     """Return the name of what the run continues from, or its kind if the disk does not say."""
-
-    def look() -> str:
-        with suppress(UserError, OSError):
-            steps = run.trained_steps()
-            return f"step {steps}, the newest saved" if steps else "its start: no step is saved"
+    steps = answer(run.trained_steps, None, ANSWER_SECONDS)
+    if steps is None:
         return NEWEST
-
-    return answer(look, NEWEST, ANSWER_SECONDS)
+    return f"step {steps}, the newest saved" if steps else "its start: no step is saved"
 
 
 def _opened(run: Run) -> Iterator[Run]:
