@@ -11,6 +11,7 @@ import contextlib
 import fnmatch
 import functools
 import hashlib
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.request import getproxies
 
 from pydantic import TypeAdapter
 
@@ -454,4 +456,17 @@ def refusing_hub_errors(what: str, repository: str, revision: str) -> Iterator[N
             remedy += ", with HF_HUB_DISABLE_XET=1 if that does not help"
         if isinstance(error, ValueError | FileNotFoundError) and not passes(error):
             remedy = ""
-        raise DataError(f"cannot {what}: {one_line(error)}{remedy}") from error
+        way = _way() if passes(error) else ""
+        raise DataError(f"cannot {what}: {one_line(error)}{way}{remedy}") from error
+    except Exception as error:
+        # No client could be made: SOCKS without its package, a port that is not a number.
+        if not (way := _way()):
+            raise
+        raise DataError(f"cannot {what}: {one_line(error)}{way}; correct the variable") from error
+
+
+def _way() -> str:
+    """Return a clause with the variables that lead to the hub; values may hold passwords."""
+    names = [f"{scheme.upper()}_PROXY" for scheme in sorted(getproxies()) if scheme != "no"]
+    names += ["HF_ENDPOINT"] * ("HF_ENDPOINT" in os.environ)
+    return f" (by way of {' and '.join(names)})" if names else ""

@@ -280,7 +280,7 @@ class Checkpoints:
         while True:
             if self._saving is not None and self._saving.running:
                 self._saving.join(min(LONGEST_SILENCE, self._timeout / 4))
-                self._saving.require_progress(started)
+                self._saving.require_progress()
                 waited = time.perf_counter() - started
             failed = self.has_failed()
             waiting = self._saving is not None and not failed

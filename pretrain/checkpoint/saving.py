@@ -25,6 +25,7 @@ from pretrain.checkpoint.writing import (
     join_parts,
     write_snapshot,
 )
+from pretrain.ranks.idle import AwakeTime
 from pretrain.ranks.watch import end_process
 from pretrain.runs.directory import GOOD
 
@@ -67,7 +68,7 @@ class Saving:
         self.error: Exception | None = None
         self.good = False
         self.seconds_write = 0.0
-        self._moved = 0.0
+        self._waited = AwakeTime(timeout)
         self._snapshot = snapshot
         self._about = about
         self._world_size = world_size
@@ -98,16 +99,15 @@ class Saving:
 
     def wait_for_own_part(self) -> None:
         """Wait until this rank's file is on the disk or has failed to be written."""
-        since = time.perf_counter()
         while not self._written.wait(self._timeout / 10):
-            self.require_progress(since)
+            self.require_progress()
 
-    def require_progress(self, since: float) -> None:
+    def require_progress(self) -> None:
         """End this process if the file system has accepted nothing for PATIENCE timeouts.
 
         Raising an error would hang: its handlers remove files and the lock on the same file system.
         """
-        idle = time.perf_counter() - max(since, self._moved)
+        idle = self._waited.look()
         if not self._written.is_set() and idle > PATIENCE * self._timeout:
             end_process(
                 f"rank {self._snapshot.rank} waited {idle:.0f} s (parallel.timeout_seconds is "
@@ -156,7 +156,7 @@ class Saving:
             self._written.set()
 
     def _move(self) -> None:
-        self._moved = time.perf_counter()
+        self._waited.seconds = 0.0
 
     def _complete(self, about: About) -> None:
         # A client of NFS that looks for a file too early may not see it for up to a minute, longer

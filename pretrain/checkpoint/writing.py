@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -48,6 +47,7 @@ from pretrain.checkpoint.format import (
 from pretrain.checkpoint.slices import Slice, kept_slices, slices_of_rank
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.idle import AwakeTime
 from pretrain.runs.directory import MARKER
 from pretrain.runs.removal import remove_file
 
@@ -272,11 +272,11 @@ def join_parts(
         UserError: names a rank that did not write its file in time.
         Abandoned: the event was set meanwhile.
     """
-    deadline = time.monotonic() + timeout
+    waited = AwakeTime(timeout)
     parts = []
     for rank in range(world_size):
         while not sidecar_of(path, rank).is_file():
-            if time.monotonic() > deadline:
+            if waited.look() > timeout:
                 raise UserError(
                     f"rank {rank} has not written its part of {path} within {timeout:.0f} s "
                     "(parallel.timeout_seconds); look for its own error, and at the file system",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from data_pipeline.io.files import write_text_atomically
 from data_pipeline.io.forms import parse_json
@@ -268,7 +268,11 @@ def _stored_tensors(directory: Path) -> dict[str, _Stored]:
     stored: dict[str, _Stored] = {}
     whole = directory / "model.safetensors"
     for path in [whole] if whole.exists() else sorted(directory.glob("model-*.safetensors")):
-        with safe_open(path, framework="pt") as file:
+        try:
+            opened = safe_open(path, framework="pt")
+        except SafetensorError as error:  # it names no file, and there may be thirty
+            raise ValueError(f"{path.name}: {error}") from error
+        with opened as file:
             for name, tensor in ((name, file.get_slice(name)) for name in sorted(file.keys())):
                 if name in stored:
                     raise ValueError(f"{name} is in {stored[name].path.name} and in {path.name}")

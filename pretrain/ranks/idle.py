@@ -26,6 +26,26 @@ _BYTES_A_SECOND = 4096
 some."""
 
 
+class AwakeTime:
+    """The time for which this process has waited; a suspension counts as one look's share.
+
+    Args:
+        timeout: Seconds after which the wait ends; a look adds a quarter of it at most.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.seconds = 0.0
+        self._longest = timeout / 4
+        self._last_look = time.monotonic()
+
+    def look(self) -> float:
+        """Return the seconds waited so far; call it several times in the timeout."""
+        now = time.monotonic()
+        self.seconds += min(now - self._last_look, self._longest)
+        self._last_look = now
+        return self.seconds
+
+
 class Idleness:
     """The time for which this process has been idle.
 

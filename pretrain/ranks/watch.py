@@ -34,6 +34,7 @@ from pretrain.ranks.idle import PATIENCE, Idleness, file_in_use, waited_for
 EXIT_CODE = 2
 LOST = 1
 """The exit code of a rank that has lost another; not a user error, so a job continues."""
+NEWEST = "the newest checkpoint"
 SIGNS_IN_TIMEOUT = 8
 MOST_SECONDS_BETWEEN = 10.0
 LATE = 2.5
@@ -91,12 +92,16 @@ class Watch:
     Args:
         held: Returns a clause about anything that holds up every rank, or ""; called after a
             collective has timed out.
+
+    Attributes:
+        saved: Returns the name of what the same command continues from.
     """
 
     def __init__(
         self, launch: LaunchEnvironment, timeout_seconds: float, held: Callable[[], str] = str
     ) -> None:
         self._held = held
+        self.saved: Callable[[], str] = lambda: NEWEST
         self._rank = launch.rank
         self._ranks = range(launch.world_size)
         self._timeout = timeout_seconds
@@ -204,7 +209,7 @@ class Watch:
         return (
             f"rank {self._rank} on {self._host} was suspended for {self._suspended:.0f} s at "
             f"{self._stage}, and a collective waits {self._timeout:g} s (parallel.timeout_seconds) "
-            "at most; the same command continues from the newest checkpoint"
+            f"at most; {self._again()}"
         )
 
     def _post(self, number: int, passed: float) -> None:
@@ -234,8 +239,7 @@ class Watch:
         return (
             f"rank {self._rank} on {self._host} waited {self._idle.seconds:.0f} s "
             f"(parallel.timeout_seconds is {self._timeout:g}) at {self._stage}: "
-            f"{self._held() or waited_for(file_in_use(self._of))}; then the same command "
-            "continues from the newest checkpoint"
+            f"{self._held() or waited_for(file_in_use(self._of))}; then {self._again()}"
         )
 
     def _look(self, passed: float) -> None:
@@ -267,14 +271,17 @@ class Watch:
         return (
             f"rank {self._rank} on {self._host} lost its connection to another rank at "
             f"{self._stage}: that one has ended, or its node is gone; look at its log and its "
-            "node; then the same command continues from the newest checkpoint"
+            f"node; then {self._again()}"
         )
+
+    def _again(self) -> str:
+        return f"the same command continues from {self.saved()}"
 
     def sentence(self) -> str:
         """Return the sentence that names the missing rank, as far as the signs tell."""
         waited = f"rank {self._rank} waited {self._timeout:g} s (parallel.timeout_seconds)"
         waiting = f"{waited} at {self._stage}"
-        again = "; then the same command continues from the newest checkpoint"
+        again = f"; then {self._again()}"
         silent = self._late()
         if silent:
             names = " and ".join(self._name(rank) for rank in silent[:4])

@@ -6,8 +6,12 @@ import errno
 import os
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from pretrain.errors import UserError
 
 _REMEDIES = {
     errno.ENOSPC: "make room there",
@@ -18,6 +22,8 @@ _REMEDIES = {
     errno.EROFS: "it is mounted read-only: have it mounted for writing, or use another place",
     errno.EACCES: "get the permission to write there",
 }
+ANSWER_SECONDS = 5.0
+"""Seconds after which a file system counts as standing."""
 OF_THE_STORAGE = frozenset(_REMEDIES) - {errno.EACCES}
 """errno values caused by the file system, not by the path."""
 
@@ -51,7 +57,7 @@ def storage_sentence(error: OSError, target: Path, needed: int = 0) -> str:
     )
 
 
-def stands(directory: Path, seconds: float = 5.0) -> bool:
+def stands(directory: Path, seconds: float = ANSWER_SECONDS) -> bool:
     """Return whether a directory's file system does not finish writing one byte in time.
 
     Args:
@@ -59,15 +65,27 @@ def stands(directory: Path, seconds: float = 5.0) -> bool:
         seconds: Seconds to wait for an answer.
     """
 
-    def write() -> None:
+    def write() -> bool:
         with suppress(OSError), tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             file.write(b"\n")
             os.fsync(file.fileno())
+        return False
 
-    probe = threading.Thread(target=write, daemon=True)
+    return answer(write, True, seconds)
+
+
+def answer(ask: Callable[[], Any], otherwise: Any, seconds: float) -> Any:
+    """Return what a call returns that asks a file system; `otherwise` if it fails or is late."""
+    answers = [otherwise]
+
+    def answered() -> None:
+        with suppress(OSError, UserError):
+            answers.insert(0, ask())
+
+    probe = threading.Thread(target=answered, daemon=True)
     probe.start()
     probe.join(seconds)
-    return probe.is_alive()
+    return answers[0]
 
 
 def free_bytes(path: Path) -> int | None:

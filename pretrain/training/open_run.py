@@ -35,10 +35,11 @@ from pretrain.ranks.groups import (
     require_equal_on_all_ranks,
     shutdown_distributed,
 )
-from pretrain.ranks.watch import Watch, watching
+from pretrain.ranks.watch import NEWEST, Watch, watching
+from pretrain.runs.directory import RunDirectory
 from pretrain.runs.lock import PAUSE, RunLock
 from pretrain.runs.position import Position
-from pretrain.runs.storage import OF_THE_STORAGE, stands, storage_sentence
+from pretrain.runs.storage import ANSWER_SECONDS, OF_THE_STORAGE, answer, stands, storage_sentence
 from pretrain.telemetry.profile import StepProfile
 from pretrain.telemetry.records import AttentionScores, HeldOutLosses, Sample, StepRecord
 from pretrain.telemetry.telemetry import Telemetry
@@ -241,6 +242,7 @@ def open_run(config: Config) -> Iterator[Run]:
         with watching(
             launch, config.parallel.timeout_seconds, partial(_standing, directory.path)
         ) as watch:
+            watch.saved = partial(_saved, directory)
             lock = _lock(directory.path, context, watch)
             try:
                 yield from _opened(_build(inputs, context, watch, lock))
@@ -256,6 +258,14 @@ def open_run(config: Config) -> Iterator[Run]:
 
 def _standing(run: Path) -> str:
     return f"the file system of {run} takes no byte; look at it" if stands(run) else ""
+
+
+def _saved(run: RunDirectory) -> str:
+    """Return the name of what the run continues from, or its kind if the disk does not say."""
+    steps = answer(run.trained_steps, None, ANSWER_SECONDS)
+    if steps is None:
+        return NEWEST
+    return f"step {steps}, the newest saved" if steps else "its start: no step is saved"
 
 
 def _opened(run: Run) -> Iterator[Run]:

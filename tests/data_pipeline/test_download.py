@@ -243,6 +243,10 @@ def test_no_network_is_one_sentence(tmp_path: Path) -> None:
         "10 s",
     ]
     assert sentence.startswith("error: cannot download roneneldan/TinyStories: ")
+    assert "(by way of HF_ENDPOINT)" in sentence
+    for proxy in ("socks5://127.0.0.1:9", "http://127.0.0.1:port"):
+        refused = run_apart(*command, environment={"HF_ENDPOINT": "", "HTTPS_PROXY": proxy})
+        assert "(by way of HTTPS_PROXY); correct the variable" in refused.sentence()
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ def test_a_stopped_rank_is_named_and_all_processes_end(tiny_shards: Path, tmp_pa
     assert len(errors) == 1, log.read_text()
     assert re.match(
         rf"error: rank 1 on \S+ \(last seen at .*\) gave no sign while rank 0 waited {SECONDS} s "
-        r"\(parallel\.timeout_seconds\) at step \d+, .*; then the same command continues from the "
-        r"newest",
+        r"\(parallel\.timeout_seconds\) at step \d+, .*; then the same command continues from its "
+        r"start: no step is saved$",
         errors[0],
     )
 
@@ -50,11 +50,16 @@ def test_ranks_that_were_all_suspended_continue_or_say_so(
 ) -> None:
     """As by `scontrol suspend`, for longer than a collective waits."""
     overrides = tiny_overrides(
-        tiny_shards, tmp_path, "run", schedule__steps=100_000, parallel__timeout_seconds=SECONDS
+        tiny_shards,
+        tmp_path,
+        "run",
+        schedule__steps=100_000,
+        checkpoint__every=5,
+        parallel__timeout_seconds=SECONDS,
     )
     run, log = tmp_path / "run", tmp_path / "log"
     with started(overrides, 2, log) as launcher:
-        wait_until(lambda: len(logged_steps(run)) > 5, launcher, "the first steps")
+        wait_until((run / "checkpoints" / "latest").exists, launcher, "a checkpoint")
         ranks = launcher.children()
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for rank in ranks:
@@ -71,11 +76,13 @@ def test_ranks_that_were_all_suspended_continue_or_say_so(
         if errors:
             assert launcher.wait(timeout=60) == 1
             assert len(errors) == 1, log.read_text()
-            assert re.match(
+            sentence = re.match(
                 r"error: rank \d on \S+ was suspended for \d+ s at step \d+, .*; the same command "
-                r"continues from the newest checkpoint",
+                r"continues from step (\d+), the newest saved$",
                 errors[0],
             )
+            assert sentence, errors[0]
+            assert (run / "checkpoints" / f"step_{int(sentence[1]):08d}" / "COMPLETE").exists()
 
 
 @pytest.mark.parametrize(

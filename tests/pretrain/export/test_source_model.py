@@ -318,7 +318,7 @@ def another_shape(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
         (another_head, "tie_word_embeddings is true, and lm_head.weight is not the embedding"),
         (a_link, "elsewhere, outside of the directory: put the file itself there"),
         (a_pipe, "model-2.safetensors cannot be read: it is not a regular file"),
-        (cut_short, "transformers cannot load"),
+        (cut_short, "in: model.safetensors: Error while deserializing"),
         (a_billion_layers, "config.json tells of 1000000000 layers, and the files have 13"),
         (another_shape, "model.norm.weight has the shape (9,), and its config.json makes it (8,)"),
     ],

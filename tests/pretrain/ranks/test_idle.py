@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from pretrain.ranks.idle import Idleness, file_in_use
+from pretrain.ranks.idle import AwakeTime, Idleness, file_in_use
 from tests.ranks import run_program
 
 PROGRAM = """
@@ -61,3 +61,10 @@ def test_the_innermost_path_of_a_thread_is_what_it_works_on(tmp_path: Path) -> N
     pipe.write_bytes(b"")
     blocked.join()
     assert file_in_use(blocked.ident or 0) is None
+
+
+def test_a_suspension_counts_as_a_quarter_of_the_timeout() -> None:
+    waited = AwakeTime(0.4)
+    time.sleep(0.2)
+    assert waited.look() == 0.1
+    assert waited.look() < 0.2
