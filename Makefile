@@ -14,7 +14,8 @@ define environment
 endef
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-# Where torch comes from on a machine without a GPU: 0.2 GB in place of 2.5. TORCH_INDEX= leaves the build to pip.
+# Where torch comes from on a machine without a GPU: 0.2 GB in place of 2.5. TORCH_INDEX= leaves the build to pip, as a
+# machine with Slurm does, whose GPUs are on other nodes.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 # What the program and its comparisons need (78 packages), and what the tests and the other verbs need beside it.
@@ -22,8 +23,8 @@ $(VENV)/core: pyproject.toml constraints.txt
 	@echo "Installing the program into $(VENV): about 80 packages, two minutes,"
 	@echo "1.7 GB with the CPU build of torch."
 	$(call environment,$(VENV))
-	@if test -n "$(TORCH_INDEX)" && ! command -v nvidia-smi >/dev/null && ! $(VENV)/bin/python -c 'import torch' 2>/dev/null; then \
-		echo "No GPU here: torch's CPU build. On a login node of a cluster: make TORCH_INDEX="; \
+	@if test -n "$(TORCH_INDEX)" && ! command -v nvidia-smi >/dev/null && ! command -v sbatch >/dev/null && ! $(VENV)/bin/python -c 'import torch' 2>/dev/null; then \
+		echo "No GPU and no Slurm here: torch's CPU build (make TORCH_INDEX= for pip's own choice)."; \
 		$(VENV)/bin/python $(PIP_INSTALL) --retries 1 --timeout 15 --index-url $(TORCH_INDEX) $$(grep ^torch== constraints.txt) \
 			|| echo "It cannot be had there: the build that pip finds, which may be for GPUs."; \
 	fi
