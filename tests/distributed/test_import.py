@@ -133,7 +133,7 @@ def test_a_model_with_more_rows_than_ids_trains_with_its_tokenizer_or_by_the_rem
 ) -> None:
     assert trained[4] == trained[9] == "finished"
     assert re.match(
-        r"model\.vocab_size=612 but the tokenizer of .* has 512 tokens; if that is the tokenizer "
+        r"error: model\.vocab_size=612 but the tokenizer of .* has 512 tokens; if that is the tokenizer "
         r"of .* rows to spare, set model\.vocab_size=512; otherwise",
         trained[5],
     )
