@@ -133,8 +133,8 @@ def test_a_model_with_more_rows_than_ids_trains_with_its_tokenizer_or_by_the_rem
 ) -> None:
     assert trained[4] == trained[9] == "finished"
     assert re.match(
-        r"error: model\.vocab_size=612 but the tokenizer of .* has 512 tokens; if that is the tokenizer "
-        r"of .* rows to spare, set model\.vocab_size=512; otherwise",
+        r"error: model\.vocab_size=612 but the tokenizer of .* has 512 tokens; if that is the "
+        r"tokenizer of .* rows to spare, set model\.vocab_size=512; otherwise",
         trained[5],
     )
     losses = [
