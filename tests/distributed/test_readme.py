@@ -28,7 +28,6 @@ SETUP = ("source .venv/bin/activate",)
 TRY = "ora-pretrain try docs/*.md --minutes 4"
 EXPORT = "python -m pretrain export demo/runs/orthogonal --out exported"
 PASTED = {
-    "ora-pretrain demo": OPTIONS,
     TRY: OPTIONS,
     "tensorboard --logdir demo/runs": " --inspect",
     "python -m pretrain plan large": "",
@@ -87,7 +86,11 @@ class Reader:
             self.environment.install(extra[1])
             return before
         if command.startswith("make "):
-            return self.environment.run(f"{command} --dry-run", ROOT)
+            shown = self.environment.run(f"{command} --dry-run", ROOT)
+            if command != "make demo":
+                return shown
+            done = self.environment.run(f"ora-pretrain demo{OPTIONS}", self.place)
+            return done if done.returncode else shown
         return self.environment.run(command + (added_to(command) or ""), self.place)
 
 
