@@ -397,7 +397,7 @@ ADDED = {
     "documentation_modern_rivals_rates",
 }
 """Grids that add variants to another one, which has those that are frozen from the start."""
-SEARCHED_ELSEWHERE = {"documentation_modern_claims_rates"}
+SEARCHED_ELSEWHERE = {"documentation_modern_dense_rates"}
 """Searches of one variant beside another grid's, which has the baseline."""
 
 
