@@ -459,8 +459,11 @@ def refusing_hub_errors(what: str, repository: str, revision: str) -> Iterator[N
         way = _way() if passes(error) else ""
         raise DataError(f"cannot {what}: {one_line(error)}{way}{remedy}") from error
     except Exception as error:
-        # No client could be made: SOCKS without its package, a port that is not a number.
-        if not (way := _way()):
+        # No client could be made: SOCKS without its package, a port that is not a number. The two
+        # have no class in common, and the second is of httpx, which older clients do not have.
+        unmade = isinstance(error, ImportError) or type(error).__name__ == "InvalidURL"
+        way = _way()
+        if not (unmade and way):
             raise
         raise DataError(f"cannot {what}: {one_line(error)}{way}; correct the variable") from error
 

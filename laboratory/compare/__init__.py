@@ -12,6 +12,7 @@ figures        figures of the training loss and the gap
 loss_files     losses of other trainers, from tables and metric files
 event_files    scalars of TensorBoard's event files, without dead attempts
 losses         these compared: questions, their answers, report
+summary        the sentences below "In short"
 report         the page, the terminal's summary, TensorBoard links; writes everything
 """
 

@@ -149,7 +149,7 @@ class Variant:
 
     @property
     def has_few_pairs(self) -> bool:
-        """Whether the gap, if there is one, has too few pairs of seeds for a claim."""
+        """Return whether the gap, if there is one, has too few pairs of seeds for a claim."""
         return self.gap is None or self.gap.n < FEWEST_SEEDS
 
     @property
@@ -233,7 +233,7 @@ class Comparison:
 
     @property
     def has_few_pairs(self) -> bool:
-        """Whether every gap has too few pairs of seeds for a claim."""
+        """Return whether every gap has too few pairs of seeds for a claim."""
         return bool(self.others) and all(variant.has_few_pairs for variant in self.others)
 
     @property

@@ -138,10 +138,10 @@ def _read(verb: str, option: str, tasks: str, data: str, out: Path) -> dict[Task
     """Return the splits of the tasks, after everything that can be refused before they are read."""
     from laboratory.finetuning.glue_data import find_tasks, read_task
 
-    found = find_tasks(tasks, option)
+    chosen_tasks = find_tasks(tasks, option)
     refuse_unwritable(out)
     require_packages(f"evaluate {verb}", *MODULES)
-    return {task: read_task(task, data) for task in found}
+    return {task: read_task(task, data) for task in chosen_tasks}
 
 
 def _run(

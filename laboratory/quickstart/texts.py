@@ -1,4 +1,4 @@
-"""Which files hold text, and the beginning of a data set."""
+"""Survey of the files that hold text, and the beginning of a data set."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _with_axes(section: _SectionType) -> _SectionType:
 
 @_with_axes
 class AttentionSection(Section):
-    """How queries and keys are made: a variant, its seed, and what you change of it."""
+    """Queries and keys: a variant, its seed, and what you change of it."""
 
     variant: str = setting(
         ...,

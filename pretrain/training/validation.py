@@ -1,4 +1,4 @@
-"""What a validation measures: losses on held-out text, attention scores, prompts continued.
+"""Measurements of a validation: losses on held-out text, attention scores, prompts continued.
 
 Prompts are continued by the live model, without a second model or a cache of keys and values: for
 every new token it runs over each whole prompt again. Sampling draws no random numbers and runs the

@@ -198,7 +198,7 @@ def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(
 
 
 def test_clipping_by_the_global_norm_is_that_of_one_rank(tiny_shards: Path, tmp_path: Path) -> None:
-    """One rank's is that of plain PyTorch: test_unfreeze.py."""
+    """test_unfreeze.py holds one rank against plain PyTorch."""
 
     def run(name: str, variant: str, **changes: object) -> dict[str, Any]:
         settings = {

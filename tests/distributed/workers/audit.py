@@ -48,7 +48,7 @@ def _engine(config: Config) -> dict[str, Any]:
             train_step(run, _position(config, step), StopSignals())[0].loss
             for step in range(config.total_steps)
         ]
-        own = {
+        facts = {
             "before": before,
             "after": audit_rank(run.engine),
             "bank_unchanged": _bank(run.engine.module) == bank,
@@ -59,7 +59,7 @@ def _engine(config: Config) -> dict[str, Any]:
             "tensor_parallel_rank": run.context.tensor_parallel_rank,
         }
         ranks: list[Any] = [None] * run.context.world_size
-        dist.all_gather_object(ranks, own)
+        dist.all_gather_object(ranks, facts)
     counted = count_parameters(config.shape, config.policy)
     return {
         "file": json.loads((config.run_path / "audit.json").read_text()),

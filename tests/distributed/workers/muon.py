@@ -31,35 +31,35 @@ def against_torch(payload: dict[str, Any]) -> dict[str, Any]:
         draw = torch.Generator().manual_seed(0)
         for group in engine.optimizer.param_groups:
             group["lr"] = config.optimizer.learning_rate * group["rate_factor"]
-        own = {
+        matrices = {
             name: parameter
             for name, parameter in model.named_parameters()
             if "layers" in name and parameter.ndim > 1
         }
-        alone = {name: [_leaf(part) for part in _matrices(name, p)] for name, p in own.items()}
+        alone = {name: [_leaf(part) for part in _matrices(name, p)] for name, p in matrices.items()}
         updated = [part for parts in alone.values() for part in parts]
         reference = _torch_muon(updated, config) if payload["bf16"] else _Formula(updated, config)
         for _ in range(3):
             for parameter in model.parameters():
                 parameter.grad = torch.randn(parameter.shape, generator=draw)
             for name, parts in alone.items():
-                for part, gradient in zip(parts, _matrices(name, own[name].grad), strict=True):
+                for part, gradient in zip(parts, _matrices(name, matrices[name].grad), strict=True):
                     part.grad = gradient.clone()
             engine.basic_optimizer.step()
             reference.step()
         differences = {
             name: max(
                 float((mine - theirs).abs().max())
-                for mine, theirs in zip(_matrices(name, own[name]), parts, strict=True)
+                for mine, theirs in zip(_matrices(name, matrices[name]), parts, strict=True)
             )
             for name, parts in alone.items()
         }
-        before = _everything(engine)
+        state = _everything(engine)
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, torch.nan)
         engine.basic_optimizer.step()
         after = _everything(engine)
-        still = len(before) == len(after) and all(map(torch.equal, before, after))
+        still = len(state) == len(after) and all(map(torch.equal, state, after))
     return {"differences": differences, "moved": not still}
 
 

@@ -34,7 +34,7 @@ def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
         _take_weights(plain, engine.module)
         optimizers = plain_optimizers(plain, config)
         generator = torch.Generator().manual_seed(1)
-        found: dict[str, list[float]] = {"ours": [], "plain": [], "norm": [], "plain norm": []}
+        losses: dict[str, list[float]] = {"ours": [], "plain": [], "norm": [], "plain norm": []}
         size = (config.data.micro_batch_size, config.data.sequence_length + 1)
         for _ in range(payload["steps"]):
             # Few of the words, so that there is something to learn.
@@ -50,12 +50,12 @@ def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
             for optimizer in optimizers:
                 optimizer.step()
             plain.zero_grad()
-            found["ours"].append(loss.item())
-            found["plain"].append(theirs.item())
-            found["norm"].append(float(engine.get_global_grad_norm()))
-            found["plain norm"].append(norm.item())
+            losses["ours"].append(loss.item())
+            losses["plain"].append(theirs.item())
+            losses["norm"].append(float(engine.get_global_grad_norm()))
+            losses["plain norm"].append(norm.item())
         trainer.close()
-    return found
+    return losses
 
 
 @torch.no_grad()
@@ -124,10 +124,10 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
             norm_error = max(norm_error, abs(seen[-1] / float(norm) - 1))
             pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
             worst = max(worst, *(float((one - other).abs().max()) for one, other in pairs))
-        before = [parameter.clone() for parameter in ours.parameters()]
+        weights = [parameter.clone() for parameter in ours.parameters()]
         next(ours.parameters()).grad[0, 0] = torch.nan  # type: ignore[index]
         optimizer.step()
-        pairs = zip(before, ours.parameters(), strict=True)
+        pairs = zip(weights, ours.parameters(), strict=True)
         moved = max(float((one - other).abs().max()) for one, other in pairs)
         steps = max(float(state["step"]) for state in optimizer.state.values())
     return {"worst": worst, "norm": norm_error, "moved by nan": moved, "steps": steps}

@@ -20,12 +20,12 @@ from laboratory.compare.comparison import Comparison
 from laboratory.compare.report import (
     compare_command,
     comparison_document,
-    in_short,
     link_event_files,
     print_comparison,
     report_page,
     write_comparison,
 )
+from laboratory.compare.summary import in_short
 from laboratory.reporting.plots import COLOURS, DASHES, MARKERS, style_of
 from laboratory.study.report import page_text, write
 from megatron_patches.recipe.variants import VARIANTS

@@ -24,7 +24,8 @@ from laboratory.compare.compute import (
     Ratio,
 )
 from laboratory.compare.figures import loss_figure
-from laboratory.compare.report import as_json, in_short, report_page
+from laboratory.compare.report import as_json, report_page
+from laboratory.compare.summary import in_short
 from laboratory.compare.tables import cost_table
 from laboratory.study.report import page_text
 from pretrain.errors import UserError

@@ -15,7 +15,7 @@ from scipy import stats
 from laboratory.compare.compare_runs import compare_runs
 from laboratory.compare.comparison import Comparison, quartiles
 from laboratory.compare.convergence import after_warm_up, smoothed_loss, spikes, tail_variance
-from laboratory.compare.report import in_short
+from laboratory.compare.summary import in_short
 from laboratory.compare.theory import expected_cost
 from laboratory.runs.finished import ModelSize, read_finished_run
 from laboratory.study.gaps import NATS, SCORES, PairedGap, adjust, holm, paired_gap

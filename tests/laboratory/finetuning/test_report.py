@@ -60,12 +60,14 @@ def test_p_values_are_adjusted_over_tasks_and_groups() -> None:
         for group in ("a", "b", "c")
         for seed in (1, 2, 3)
     ]
-    found = compare_trials(trials, "a", ["score"])
-    assert [(one.task, one.group) for one in found] == [
+    comparisons = compare_trials(trials, "a", ["score"])
+    assert [(one.task, one.group) for one in comparisons] == [
         (t, g) for t in ("sst2", "rte") for g in "bc"
     ]
-    smallest = min(one.gap.t_p for one in found if one.gap)
-    assert min(one.gap.t_p_holm for one in found if one.gap) == pytest.approx(min(1, 4 * smallest))
+    smallest = min(one.gap.t_p for one in comparisons if one.gap)
+    assert min(one.gap.t_p_holm for one in comparisons if one.gap) == pytest.approx(
+        min(1, 4 * smallest)
+    )
 
 
 def test_the_report_says_what_was_compared() -> None:

@@ -65,16 +65,16 @@ def test_verify_of_whole_checkpoints_ends_with_0(run: Path) -> None:
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.splitlines()[1].startswith(f"{NEWEST}: 4 files, ")
     assert done.stdout.count(": whole, good\n") == 2
-    found = json.loads(warm_cli(["checkpoint", "verify", str(run), "--json"]).stdout)
-    assert [(each["step"], each["tokens"], each["state"]) for each in found] == [
+    checkpoints = json.loads(warm_cli(["checkpoint", "verify", str(run), "--json"]).stdout)
+    assert [(each["step"], each["tokens"], each["state"]) for each in checkpoints] == [
         (2, 512, "good"),
         (4, 1024, "good"),
     ]
-    assert found[1]["layout"]["world_size"] == 2 and found[1]["problems"] == []
+    assert checkpoints[1]["layout"]["world_size"] == 2 and checkpoints[1]["problems"] == []
 
 
 def test_verify_names_every_damaged_file_and_ends_with_1(run: Path, tmp_path: Path) -> None:
-    """What else can be wrong with a file: test_files.py."""
+    """test_files.py has the other damages of a file."""
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     (copy / "checkpoints" / NEWEST / RANK_FILE).unlink()
