@@ -392,11 +392,13 @@ FEW_SEEDS = {
 ADDED = {
     "documentation_modern_adapters",
     "documentation_modern_dense",
+    "documentation_modern_iterations",
     "documentation_modern_phases",
     "documentation_modern_rivals",
     "documentation_modern_rivals_rates",
 }
-"""Grids that add variants to another one, which has those that are frozen from the start."""
+"""Grids that add variants to another one, which has those that are frozen from the start, or that
+vary the optimizer alone."""
 SEARCHED_ELSEWHERE = {"documentation_modern_dense_rates"}
 """Searches of one variant beside another grid's, which has the baseline."""
 
