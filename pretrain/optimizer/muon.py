@@ -22,6 +22,7 @@ from megatron_patches.recipe.parts import Tensor
 from pretrain.checkpoint.slices import slices_of_rank
 from pretrain.config.optimizer import OptimizerSection
 from pretrain.optimizer.optimizers import FusedAdamW
+from pretrain.optimizer.orthogonalise import cpu_multiplies_bf16
 from pretrain.optimizer.ownership import (
     Exchange,
     Holding,
@@ -205,7 +206,7 @@ class MuonWithAdamW(FusedAdamW):
 
     def _dtype(self, device: torch.device) -> torch.dtype:
         """Return the type of the Newton-Schulz iterations."""
-        automatic = "fp32" if device.type == "cpu" else "bf16"
+        automatic = "bf16" if device.type != "cpu" or cpu_multiplies_bf16() else "fp32"
         chosen = self._settings.newton_schulz_dtype
         return DTYPES[automatic if chosen == "auto" else chosen]
 

@@ -40,7 +40,7 @@ def newton_schulz(matrices: torch.Tensor, steps: int) -> torch.Tensor:
     for _ in range(steps):
         _symmetric(gram, x, x.mT, out=gram, beta=0.0)
         _symmetric(gram, gram, gram, out=polynomial, beta=b, alpha=c)
-        torch.baddbmm(x, polynomial, x, beta=a, out=following)
+        _products(x, polynomial, x, beta=a, out=following)
         x, following = following, x
     return x.mT if tall else x
 
@@ -57,12 +57,12 @@ def _symmetric(
     """Write beta · base + alpha · left @ right, which is symmetric, into `out`."""
     side = out.size(1)
     if not halves(side):
-        torch.baddbmm(base, left, right, beta=beta, alpha=alpha, out=out)
+        _products(base, left, right, beta=beta, alpha=alpha, out=out)
         return
     top = slice(side // 2)
     below = slice(side // 2, side)
     for rows, columns in ((top, slice(side)), (below, below)):
-        torch.baddbmm(
+        _products(
             base[:, rows, columns],
             left[:, rows],
             right[:, :, columns],
@@ -72,6 +72,32 @@ def _symmetric(
         )
     # The lower left block mirrors the upper right one; copying it is cheaper than its product.
     out[:, below, top].copy_(out[:, top, below].mT)
+
+
+def _products(
+    base: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    beta: float,
+    alpha: float = 1.0,
+) -> None:
+    """Write beta · base + alpha · left @ right into `out`, rounded once to its type."""
+    if out.dtype != torch.bfloat16 or out.device.type != "cpu" or cpu_multiplies_bf16():
+        torch.baddbmm(base, left, right, beta=beta, alpha=alpha, out=out)
+        return
+    # Emulated bf16 is many times slower than fp32, whose sums of products of bf16 are the same.
+    operands = (base.float(), left.float(), right.float())
+    out.copy_(torch.baddbmm(*operands, beta=beta, alpha=alpha))
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Return whether the CPU has instructions for products in bf16, which it else emulates."""
+    capabilities = getattr(
+        torch.cpu, "get_capabilities", dict
+    )()  # older versions of torch do not say
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
 
 
 @dataclass(frozen=True)

@@ -165,16 +165,25 @@ def test_states_before_the_first_step_and_a_matrix_in_no_group(
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "found"),
+    ("asked", "device", "instructions", "found"),
     [
-        ("auto", "cpu", torch.float32),
-        ("auto", "cuda", torch.bfloat16),
-        ("fp32", "cuda", torch.float32),
-        ("bf16", "cpu", torch.bfloat16),
+        ("auto", "cpu", "avx512_f", torch.float32),
+        ("auto", "cpu", "avx512_bf16", torch.bfloat16),
+        ("auto", "cpu", "amx_bf16", torch.bfloat16),
+        ("auto", "cuda", "avx2", torch.bfloat16),
+        ("fp32", "cuda", "avx512_bf16", torch.float32),
+        ("fp32", "cpu", "avx512_bf16", torch.float32),
+        ("bf16", "cpu", "avx2", torch.bfloat16),
     ],
 )
 def test_the_type_of_the_iterations(
-    asked: str, device: str, found: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    asked: str,
+    device: str,
+    instructions: str,
+    found: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert "avx512_bf16" in torch.cpu.get_capabilities()  # the name that is asked for
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, instructions: True})
     made = Made(monkeypatch, newton_schulz_dtype=asked)
     assert made.optimizer._dtype(torch.device(device)) == found
