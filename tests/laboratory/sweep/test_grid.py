@@ -391,6 +391,7 @@ FEW_SEEDS = {
 """Grids that search something and claim nothing, as those of rates do."""
 ADDED = {
     "documentation_modern_adapters",
+    "documentation_modern_claims_trained",
     "documentation_modern_dense",
     "documentation_modern_iterations",
     "documentation_modern_phases",
