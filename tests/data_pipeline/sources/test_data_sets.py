@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from datasets.filesystems.compression import GzipFileSystem
 
+from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest, read_manifest
 from data_pipeline.sources import data_sets
 from data_pipeline.sources.records import LOST
@@ -376,6 +378,29 @@ def test_a_table_that_no_reader_reads_is_one_sentence(
     (tmp_path / "a.csv").write_bytes(content)
     done = run("tokenize", f"csv:{tmp_path}/a.csv", *arguments(workshop, tmp_path / "out"))
     assert f"cannot read csv:{tmp_path}/a.csv: " in done.sentence() and said in done.sentence()
+
+
+def test_compressed_files_of_s3_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `datasets` hands its own file system an argument that s3fs does not take."""
+    s3fs = pytest.importorskip("s3fs")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    s3fs.S3FileSystem.clear_instance_cache()
+    file = GzipFileSystem("s3://bucket/x.jsonl.gz")
+    with (
+        pytest.raises(DataError, match=r"cannot stream compressed files of S3; copy them"),
+        data_sets.refusing("json:s3://bucket/x.jsonl.gz"),
+    ):
+        file.cat("x.jsonl")
+
+
+def test_a_bucket_without_such_files_is_one_sentence() -> None:
+    nothing: Iterator[str] = iter(())
+    with (
+        pytest.raises(DataError, match=r"^json:s3://bucket/\*: there are no such files"),
+        data_sets.refusing("json:s3://bucket/*"),
+    ):
+        next(nothing)
 
 
 def test_other_mistakes_are_one_sentence(workshop: Workshop, tmp_path: Path) -> None:
