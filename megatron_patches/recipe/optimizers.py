@@ -162,7 +162,9 @@ class Muon(Kind):
         5, "Newton-Schulz iterations of an update.", ge=1, le=99
     )
     newton_schulz_dtype: Literal["auto", "fp32", "bf16"] = kind_setting(
-        "auto", "Type of the Newton-Schulz iterations; auto: fp32 on the CPU, bf16 on GPUs."
+        "auto",
+        "Type of the Newton-Schulz iterations; auto: bf16 on GPUs and on CPUs that multiply it, "
+        "else fp32.",
     )
     update_scale: Literal["match_adamw", "spectral"] = kind_setting(
         "match_adamw",
