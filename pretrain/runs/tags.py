@@ -174,7 +174,7 @@ LARGEST_SCORE = Metric(
 WEIGHT_NORM = Metric(
     "weights/norm/",
     "",
-    "norm of a weight of all layers together, after the update",
+    "norm of a weight, all layers together, after the update",
     "norms of weights",
     when=When.WEIGHED,
     member="weight",
@@ -247,7 +247,7 @@ OPTIMIZER_SECONDS = _measured(
 CHECKPOINT_STALL_SECONDS = _measured(
     "time/checkpoint_stall",
     "s",
-    "the training waited for the checkpoint before, and for copying",
+    "training's wait for the checkpoint before, and for copying",
     "seconds per checkpoint",
     when=When.SAVED,
 )
