@@ -69,7 +69,8 @@ def _section(name: str) -> Iterator[str]:
     for key, field in keys.items():
         value, meaning = _described(field)
         if effects[key] != usual:
-            meaning += f" *Resume: {effects[key]}.*"
+            effect = effects[key].removeprefix(f"{usual}; ")
+            meaning += f" *Resume: {effect}.*"
         yield _row(f"`{name}.{key}`", value, meaning)
         entries += [(f"{name}.{key}", kind) for kind in _sections_in(field.annotation)]
     yield ""

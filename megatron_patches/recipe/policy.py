@@ -92,7 +92,7 @@ class QKPolicy:
     # With grouped-query attention a key head has the rows of the first query head of its group.
     shared: bool = axis(
         False,
-        "W_K = W_Q: queries and keys come from one matrix per head and one product.",
+        "W_K = W_Q: queries and keys come from one matrix per head.",
         Rule(
             lambda policy, value: not value or policy.may_share,
             "attention.shared does not apply to variant '{variant}'; remove it",
@@ -101,7 +101,7 @@ class QKPolicy:
     # The rows of the other role train, and start as vanilla's.
     frozen_roles: FrozenRoles = axis(
         "both",
-        "Whether the rows of queries, of keys or of both are frozen; the others train.",
+        "Which rows are frozen; the others train.",
         Rule(
             lambda policy, value: value == "both" or not (policy.trainable or policy.synthesizer),
             "attention.frozen_roles={value} does not apply to variant '{variant}', which freezes "
@@ -165,21 +165,21 @@ class QKPolicy:
     )
     taps: int = axis(
         4,
-        "Tokens that the adapter short_convolution looks at, the current one included; unset: 4.",
+        "Tokens that the adapter short_convolution sees, the current one included; unset: 4.",
         _belongs_to("short_convolution", "taps"),
         ge=2,
         le=64,
     )
     convolved: Convolved = axis(
         "both",
-        "What the adapter short_convolution acts on: key, value or both; unset: both.",
+        "What the adapter short_convolution acts on; unset: both.",
         _belongs_to("short_convolution", "convolved"),
     )
     # Whether W_Q and W_K, or score matrices, learn. If not, they are buffers that no optimizer ever
     # sees. A user chooses this for score matrices only; of W_Q and W_K the variant's name says it.
     trainable: bool = axis(
         False,
-        "Whether a synthesizer's score matrices learn (synthesizers only); unset: they do.",
+        "Whether a synthesizer's score matrices learn; unset: they do.",
         Rule(
             lambda policy, _: policy.synthesizer,
             "attention.trainable is for the score matrices of a synthesizer, not for variant "
@@ -199,8 +199,8 @@ class QKPolicy:
     # Layers begin to train from the rows they were frozen with, and are frozen as they are.
     phases: tuple[PhaseStart, ...] = axis(
         (),
-        "Layers whose query and key rows freeze or begin to train during the run: a list of "
-        "{at, freeze, train, learning_rate_factor}; unset: the variant's.",
+        "Query and key rows that freeze or begin to train during the run: a list of {at, freeze, "
+        "train, learning_rate_factor}; unset: the variant's.",
         Rule(
             lambda policy, _: policy.has_rows and not (policy.synthesizer or policy.penalty),
             "attention.phases does not apply to variant '{variant}': it needs rows of queries and "

@@ -26,7 +26,7 @@ def _section_of(name: str, kind: type[Kind]) -> type[Section]:
     return create_model(
         f"{kind.__name__}Section",
         __base__=Section,
-        __doc__=f"Settings of `optimizer.kind={name}` alone: {kind.meaning}.",
+        __doc__=f"Settings of `optimizer.kind={name}` alone.",
         __module__=__name__,
         **keys,
     )
@@ -58,7 +58,7 @@ class OptimizerSection(Section):
     kind: str = "adamw"
     learning_rate: float = setting(
         ...,
-        "Peak learning rate, reached at the end of warmup; Muon's where kind is muon.",
+        "Peak learning rate; Muon's where kind is muon.",
         EVERY_STEP,
         gt=0,
     )
@@ -80,8 +80,7 @@ class OptimizerSection(Section):
     )
     weight_decay_factors: DecayFactors = setting(
         {},
-        "Per-parameter factors of the weight decay, {name pattern: factor}; the first matching "
-        "pattern applies, as in {'embedding.*': 0}.",
+        "Weight-decay factors, written as learning_rate_factors: {'embedding.*': 0}, say.",
         EVERY_STEP,
     )
     gradient_clip: float = setting(

@@ -40,7 +40,7 @@ EVERY_STEP = replace(TRAINING, trunk=True)
 SAMPLES = replace(MODEL, data_change=True)
 SHARDS = Setting(
     OnResume.REFUSED,
-    note="compared by what the shards hold, wherever they lie",
+    note="compared by what the shards hold",
     data_change=True,
     hparam=True,
 )
@@ -161,7 +161,7 @@ class ScheduleSection(Section):
 class BlendEntry(Section):
     """A shard directory of a blend."""
 
-    directory: PathLike = Field(description="Shard directory with a manifest.json.")
+    directory: PathLike = Field(description="Shard directory.")
     weight: float = Field(gt=0, description="Its share of the samples, in any unit.")
     sources: dict[str, Annotated[float, Field(gt=0)]] | None = Field(
         default=None,
@@ -175,8 +175,8 @@ class DataSection(Section):
 
     directory: PathLike | None = setting(
         None,
-        "Shard directory with a manifest.json, from `python -m data_pipeline tokenize`; its "
-        "sources are sampled in proportion to their tokens. Give this or blend.",
+        "Shard directory, from `python -m data_pipeline tokenize`; its sources are sampled in "
+        "proportion to their tokens. Give this or blend.",
         replace(SHARDS, noted=False, excludes=("blend",)),
     )
     blend: Annotated[tuple[BlendEntry, ...], BeforeValidator(as_tuple)] | None = setting(
@@ -254,7 +254,7 @@ class ParallelSection(Section):
     )
     timeout_seconds: Int = setting(
         600,
-        "Timeout of collectives in seconds; a collective that hangs longer ends the run.",
+        "Seconds after which a collective that hangs ends the run.",
         NO_EFFECT,
         ge=1,
     )
@@ -268,7 +268,7 @@ class PrecisionSection(Section):
     )
     grad_accum_dtype: Literal["fp32", "bf16"] = setting(
         "fp32",
-        "Type in which gradients are accumulated over micro batches and reduced over ranks.",
+        "Type of gradients accumulated over micro batches and reduced over ranks.",
         MODEL,
     )
 
@@ -307,7 +307,7 @@ class PerformanceSection(Section):
     compile: Literal["auto", "layers", "none"] = setting(
         "auto",
         "torch.compile of each layer and the loss. auto: on GPUs, but not under ZeRO stage 3 nor "
-        "with recompute=query_key; layers: always; none: never.",
+        "with recompute=query_key.",
         Setting(
             OnResume.EFFECTIVE, note="the same numbers up to rounding, but for the masks of dropout"
         ),
@@ -315,13 +315,13 @@ class PerformanceSection(Section):
     document_attention: Literal["flash", "mask"] = setting(
         "flash",
         "How data.reset_at_document_end computes attention. flash: within each document, if a "
-        "kernel can (on GPUs in bf16); mask: over all pairs of a sample, most of them masked.",
+        "kernel can (on GPUs in bf16); mask: over all pairs of a sample.",
         ROUNDING,
     )
     recompute: Literal["none", "query_key", "attention", "full"] = setting(
         "none",
-        "Activation checkpointing: what to recompute in the backward pass. query_key: queries and "
-        "keys of a structured bank; attention: attention with its norm; full: whole layers.",
+        "Activation checkpointing. query_key: queries and keys of a structured bank; attention: "
+        "attention with its norm; full: whole layers.",
         NO_EFFECT,
     )
 
@@ -343,7 +343,7 @@ class CheckpointSection(Section):
     )
     asynchronous: bool = setting(
         True,
-        "Save asynchronously: snapshot to host memory, write in the background.",
+        "Copy to host memory, and write in the background.",
         UNNOTED_NO_EFFECT,
     )
     verify: Literal["full", "size"] = setting(
@@ -353,8 +353,8 @@ class CheckpointSection(Section):
     )
     fall_back: bool = setting(
         False,
-        "If the newest checkpoint is damaged or incomplete, rename it to step_X.damaged or "
-        "step_X.incomplete and resume from the one before; else stop.",
+        "Rename a damaged or incomplete newest checkpoint and resume from the one before; else "
+        "stop.",
         UNNOTED_NO_EFFECT,
     )
     export_at_end: bool = setting(
@@ -412,8 +412,7 @@ class TelemetrySection(Section):
     )
     weights_every: Int = setting(
         0,
-        "Steps between measurements of the norms of weights and of their updates, by kind of "
-        "weight; 0: none.",
+        "Steps between measurements of the norms of weights and their updates; 0: none.",
         RECORDS,
         ge=0,
     )
@@ -430,7 +429,7 @@ class TelemetrySection(Section):
         max_length=8,
     )
     sample_tokens: Int = setting(
-        48, "Number of tokens to generate per prompt; each is a forward pass.", RECORDS, ge=1
+        48, "Tokens to generate per prompt, each by a forward pass.", RECORDS, ge=1
     )
     profile: ProfileSection | None = setting(
         None,

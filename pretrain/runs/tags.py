@@ -18,13 +18,13 @@ class When(Enum):
     """Conditions under which a record has a metric."""
 
     ALWAYS = "always"
-    TERM_ADDED = "where the model adds a term to the training loss"
+    TERM_ADDED = "where the model adds one"
     VALIDATED = "after a validation"
-    SAVED = "at a step with a checkpoint"
-    OBSERVED = "after every `telemetry.attention_every`-th step"
-    WEIGHED = "after every `telemetry.weights_every`-th step"
-    WRITTEN = "in the first record after a checkpoint is written"
-    PEAK_KNOWN = "where the device's peak FLOP/s is known"
+    SAVED = "at a checkpoint"
+    OBSERVED = "every `telemetry.attention_every` steps"
+    WEIGHED = "every `telemetry.weights_every` steps"
+    WRITTEN = "first after a checkpoint is written"
+    PEAK_KNOWN = "where the peak is known"
     ON_CUDA = "on CUDA"
 
 
@@ -104,7 +104,7 @@ LOSS = Metric(
 AUXILIARY_LOSS = Metric(
     "loss/",
     "",
-    "another term of the training loss, multiplied by its factor",
+    "another term of the training loss, times its factor",
     None,
     when=When.TERM_ADDED,
     member="term",
@@ -126,7 +126,7 @@ PERPLEXITY = Metric(
 PERPLEXITY_OF_SOURCE = Metric(
     "perplexity/valid/",
     "",
-    "the same for the held-out tokens of one source",
+    "the same for one source",
     "validation perplexity, by source",
     when=When.VALIDATED,
     member="source",
@@ -144,13 +144,13 @@ LOSS_VARIANCE = Metric(
 SKIPPED_STEPS = Metric(
     "stability/skipped_steps",
     "steps",
-    "steps so far whose update was left out: loss or gradient norm not finite, or a spike",
+    "updates left out so far: loss or gradient norm not finite, or a spike",
     "skipped steps",
 )
 ATTENTION_ENTROPY = Metric(
     "attention/entropy/",
     "nats",
-    "entropy of a query's attention, mean over the queries and heads of a layer, on held-out text",
+    "entropy of a query's attention, mean over the queries and heads of a layer",
     "attention entropy, by layer",
     when=When.OBSERVED,
     member="layer",
@@ -158,7 +158,7 @@ ATTENTION_ENTROPY = Metric(
 ATTENTION_SCALE = Metric(
     "attention/score_scale/",
     "",
-    "standard deviation of a query's scores, mean over the queries and heads of a layer",
+    "standard deviation of a query's scores, the same mean",
     "scale of attention scores, by layer",
     when=When.OBSERVED,
     member="layer",
@@ -174,7 +174,7 @@ LARGEST_SCORE = Metric(
 WEIGHT_NORM = Metric(
     "weights/norm/",
     "",
-    "norm of all elements of a weight, in all layers together, after the update",
+    "norm of a weight, all layers together, after the update",
     "norms of weights",
     when=When.WEIGHED,
     member="weight",
@@ -182,7 +182,7 @@ WEIGHT_NORM = Metric(
 UPDATE_NORM = Metric(
     "weights/update/",
     "",
-    "the same of the change that the step's update made",
+    "norm of the change by the step's update",
     "norms of updates",
     when=When.WEIGHED,
     member="weight",
@@ -190,7 +190,7 @@ UPDATE_NORM = Metric(
 SPECTRAL_NORM = Metric(
     "weights/spectral_norm/",
     "",
-    "largest singular value of a matrix that `telemetry.spectral_norms` names, as it is stored",
+    "largest singular value of a matrix of `telemetry.spectral_norms`, as stored",
     "spectral norms",
     when=When.WEIGHED,
     member="matrix",
@@ -211,7 +211,7 @@ TOKENS_PER_SECOND_PER_GPU = _measured(
 MODEL_TFLOPS_PER_GPU = _measured(
     "throughput/model_tflops_per_gpu",
     "TFLOP/s",
-    "floating-point operations of the vanilla model of this shape, per second and process",
+    "operations of the vanilla model of this shape, per second and process",
     "model TFLOP/s per GPU",
 )
 MFU = _measured(
@@ -224,14 +224,14 @@ MFU = _measured(
 HFU = _measured(
     "throughput/hfu",
     "share of 1",
-    "operations that this run really executes / the device's peak",
+    "executed operations / the device's peak",
     "utilisation: mfu and hfu",
     when=When.PEAK_KNOWN,
 )
 STEP_SECONDS = _measured(
     "time/step",
     "s",
-    "the training part of the step, without validation and checkpoint",
+    "the step without validation and checkpoint",
     "seconds per step",
 )
 DATA_SECONDS = _measured("time/data", "s", "part of time/step: waiting for the batch", _PARTS)
@@ -247,21 +247,21 @@ OPTIMIZER_SECONDS = _measured(
 CHECKPOINT_STALL_SECONDS = _measured(
     "time/checkpoint_stall",
     "s",
-    "time in which the training waited: for the checkpoint before, and for copying",
+    "training's wait for the checkpoint before, and for copying",
     "seconds per checkpoint",
     when=When.SAVED,
 )
 CHECKPOINT_WRITE_SECONDS = _measured(
     "time/checkpoint_write",
     "s",
-    "writing, hashing and making durable rank 0's part of the checkpoint, in the background",
+    "writing, hashing and syncing rank 0's part, in the background",
     "seconds per checkpoint",
     when=When.WRITTEN,
 )
 CHECKPOINT_SECONDS = _measured(
     "time/checkpoint",
     "s",
-    "from the end of the checkpoint's step until rank 0's part was on the disk",
+    "from the end of the step until rank 0's part was on the disk",
     "seconds per checkpoint",
     when=When.WRITTEN,
 )
@@ -278,13 +278,13 @@ FROZEN_PARAMETERS = Metric(
 GRADIENT_BYTES = Metric(
     "memory/gradients",
     "bytes",
-    "gradients, sum over ranks, counted in the live engine",
+    "gradients in the live engine, sum over ranks",
     "MiB of gradients and optimizer state",
 )
 OPTIMIZER_STATE_BYTES = Metric(
     "memory/optimizer_state",
     "bytes",
-    "optimizer state and master weights, sum over ranks, counted in the live engine",
+    "optimizer state and master weights, likewise",
     "MiB of gradients and optimizer state",
 )
 DEVICE_BYTES = _measured(

@@ -15,16 +15,7 @@ from tools.faults.cases import Outcome
 from tools.faults.plan import Fault, draw
 
 BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
-HEADS = (
-    "fault",
-    "tried",
-    "came in time",
-    "in a start",
-    "in a save",
-    "ended well",
-    "same run",
-    "nothing left",
-)
+HEADS = ("fault", "tried", "came in time", "in a start", "in a save", "as undisturbed")
 
 
 def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
@@ -71,9 +62,7 @@ def _row(name: str, outcomes: list[Outcome]) -> str:
         sum(outcome.happened for outcome in outcomes),
         sum(outcome.happened and outcome.case.in_start for outcome in outcomes),
         sum(outcome.in_save for outcome in outcomes),
-        sum(not outcome.wrong_end for outcome in outcomes),
-        sum(not outcome.different for outcome in outcomes),
-        sum(not outcome.left for outcome in outcomes),
+        sum(not outcome.problems for outcome in outcomes),
     )
     return f"| {name} | {' | '.join(map(str, numbers))} |"
 

@@ -99,15 +99,14 @@ def test_tensorboards_charts_show_every_metric_that_has_one_exactly_once() -> No
 
 def markdown_table() -> list[str]:
     """Return the lines of the table in docs/metrics.md."""
-    rows = [("tag", "unit", "what it is", "in a record", "repeats exactly")]
-    rows += [("---",) * 5]
+    rows = [("tag", "unit", "what it is", "in a record")]
+    rows += [("---",) * 4]
     rows += [
         (
             f"`{metric.tag}{f'<{metric.member}>' if metric.member else ''}`",
             metric.unit,
             metric.meaning,
             metric.when.value,
-            "no, measured" if metric.measured else "yes",
         )
         for metric in METRICS
     ]
