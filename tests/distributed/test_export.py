@@ -166,9 +166,9 @@ def test_an_adapter_without_code_in_exports_is_refused() -> None:
 
     from pretrain.export.projections import corrections_of
 
-    unknown: Any = SimpleNamespace(name="squares", linear=False)
+    unknown: Any = SimpleNamespace(name="squares", folded=False)
     policy: Any = SimpleNamespace(corrections=[unknown], convolved="both", low_rank=8, taps=4)
-    with pytest.raises(UserError, match=r"attention.adapters has squares, which is not linear"):
+    with pytest.raises(UserError, match="has squares, which cannot be folded into the rows"):
         corrections_of(policy, adapted_groups=(0,))
     assert not any(corrections_of(policy, adapted_groups=()).values())
 

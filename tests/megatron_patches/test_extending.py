@@ -81,7 +81,7 @@ def test_the_adapter_of_the_guide_is_planned_and_not_exported(pasted: str) -> No
     added = config.model.num_layers * config.model.hidden_size
     assert biased.parameters.trainable == plain.parameters.trainable + added
     assert biased.memory.activations > plain.memory.activations
-    with pytest.raises(UserError, match=f"adapters has {pasted}, which is not linear"):
+    with pytest.raises(UserError, match=f"adapters has {pasted}, which cannot be folded"):
         architecture_of(config)
 
 
