@@ -17,6 +17,9 @@ from megatron_patches.model.parts import (
     squared_relu,
     swiglu,
 )
+from megatron_patches.recipe import block
+from megatron_patches.recipe.parts import Place
+from pretrain.config.load import load_config
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -101,8 +104,16 @@ def test_the_gradient_of_the_norms_weight_and_its_type() -> None:
     assert weight.grad is not None and torch.equal(weight.grad, summed.bfloat16())
 
 
+def test_every_declared_part_has_its_module() -> None:
+    assert set(NORMS) == set(block.NORMS)
+    assert set(MLPS) == set(block.MLPS)
+
+
 def test_which_mlps_are_gated() -> None:
-    assert [name for name, settings in MLPS.items() if settings.gated] == ["swiglu"]
+    shape = load_config("demo").shape
+    for name, settings in MLPS.items():
+        first = next(block.MLPS[name].tensors(Place("mlp", "mlp"), shape))
+        assert settings.gated == (len(first.parts) == 2), name
     assert MLPS["relu2"].options() == {
         "activation_func": squared_relu,
         "gated_linear_unit": False,
