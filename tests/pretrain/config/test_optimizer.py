@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 import yaml
 
 from laboratory.study.sealed import Measure, Sealed, design_settings
 from laboratory.study.verdict import fixed_rule
-from megatron_patches.recipe.optimizers import KINDS, Kind, Muon, Rule, kind_setting
+from megatron_patches.recipe import optimizers as recipe_optimizers
+from megatron_patches.recipe.optimizers import KINDS, Muon
 from pretrain.config import optimizer
 from pretrain.config.keys import DEFAULTS, effective_changes
 from pretrain.config.load import load_config, load_config_with_origins
@@ -19,7 +20,9 @@ from pretrain.config.removed import FORMER_KEYS
 from pretrain.config.show import value_rows
 from pretrain.config.sources import dump_yaml
 from pretrain.errors import UserError
+from pretrain.optimizer import optimizers
 from pretrain.telemetry.hparams import hparams
+from tests.megatron_patches.test_extending import block
 
 MOMENTUM = ("optimizer.kind=muon", "optimizer.muon.momentum=0.9")
 
@@ -59,22 +62,30 @@ def test_each_value_has_its_origin_also_where_a_mapping_gives_it() -> None:
 def test_another_kind_declares_its_settings_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @dataclass(frozen=True)
-    class Sgd(Kind):
-        """SGD with momentum."""
-
-        meaning = "every weight by SGD"
-        momentum: float = kind_setting(0.9, "Decay rate of the momentum.", ge=0, lt=1)
-
-        @property
-        def rules(self) -> tuple[Rule, ...]:
-            return (Rule("sgd", states=("momentum_buffer",)),)
-
-    monkeypatch.setattr(optimizer, "KINDS", {**KINDS, "sgd": Sgd})
+    """docs/extending.md to the letter."""
+    declared = dict(vars(recipe_optimizers))
+    exec(block("SGD = Rule("), declared)
+    Sgd = declared["Sgd"]
+    monkeypatch.setattr(optimizer, "KINDS", declared["KINDS"])
     base = optimizer.OptimizerSection.__base__
     section: Any = optimizer._with_kinds(base)  # type: ignore[type-var]
     values = {"kind": "sgd", "learning_rate": 0.1, "sgd": {"momentum": 0.5}}
     assert section.model_validate(values).of_kind == Sgd(momentum=0.5)
+    names = {**vars(optimizers), **declared, "cast": cast}
+    exec(block("class FusedSGD"), names)
+    start, gradients = torch.randn(5), torch.randn(3, 5)
+    weights = [torch.nn.Parameter(start.clone()) for _ in range(2)]
+    fused = names["FusedSGD"]([{"params": weights[:1]}], section.model_validate(values))
+    plain = torch.optim.SGD(weights[1:], lr=0.1, momentum=0.5)
+    for step, gradient in enumerate(gradients):
+        weights[0].grad, weights[1].grad = 4 * gradient, gradient.clone()
+        fused.divide_gradients(torch.tensor(4.0))
+        fused.allow(torch.tensor(step != 1))
+        fused.step()
+        if step != 1:
+            plain.step()
+    torch.testing.assert_close(*weights)
+    assert fused.states_of(weights[0]) == ("momentum_buffer",)
     with pytest.raises(ValueError, match="less than 1"):
         section.model_validate(values | {"sgd": {"momentum": 1}})
     with pytest.raises(ValueError, match=r"optimizer\.sgd\.momentum=0\.5 has no effect.*kind sgd"):
