@@ -10,7 +10,6 @@ from megatron_patches.recipe.block import MLPS, NORMS, Mlp, Norm
 from pretrain.config.sections import MODEL, SHAPE
 from pretrain.config.types import Int, PathLike, Section, setting
 
-
 if TYPE_CHECKING:
     NormName = str
     MlpName = str

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from inspect import signature
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -117,9 +117,7 @@ def test_what_an_engine_has(
     phased.close()
 
 
-def test_the_action_of_the_guide_measures_the_distance_from_the_mean(
-    context: ParallelContext,
-) -> None:
+def test_the_action_of_the_guide_measures_a_distance(context: ParallelContext) -> None:
     """docs/extending.md to the letter, with the arguments that `actions_after_update` has."""
     phased = opened(context, attention__variant="vanilla")
     section = load_config("demo").optimizer.model_copy(update={"average_decay": 0.5})
@@ -130,13 +128,12 @@ def test_the_action_of_the_guide_measures_the_distance_from_the_mean(
     assert list(values) == list(signature(update.actions_after_update).parameters)
     exec(block("class WeightAverage"), names)
     exec(block("actions.append(WeightAverage"), names | values)
-    (action,) = names["actions"]
-    weights = [parameter.detach() for parameter in phased.engine.module.parameters()]
-    means = [weight.clone() for weight in weights]
+    weights = list(phased.engine.module.parameters())
+    means = [weight.detach().clone() for weight in weights]
     for step in range(1, 11):
-        with update.around_update([action], step) as measured:
+        with update.around_update(names["actions"], step) as measured:
             train(phased)
-        means = [(mean + weight) / 2 for mean, weight in zip(means, weights, strict=True)]
+        means = [(mean + weight.detach()) / 2 for mean, weight in zip(means, weights, strict=True)]
         assert bool(measured) == (step == 10)
     expected = sum((w - m).double().square().sum() for w, m in zip(weights, means, strict=True))
     assert measured == {distance.tag: pytest.approx(expected.sqrt().item(), rel=1e-5)}
