@@ -85,13 +85,13 @@ class Adapter(ABC):
 
     Attributes:
         name: name in `attention.adapters`.
-        linear: corrected queries and keys are linear in the layer's input, so export can fold the
-            adapter into frozen rows. For one that is not linear an export has code (see
+        folded: export folds the adapter into the rows: it changes queries and keys only, and both
+            stay linear in the layer's input. For any other an export has code (see
             `pretrain.export`).
     """
 
     name: ClassVar[str]
-    linear: ClassVar[bool] = True
+    folded: ClassVar[bool] = True
 
     @abstractmethod
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
@@ -122,7 +122,7 @@ class QueryKeyBias(Adapter):
     """q_h ← q_h + b_qh, k_h ← k_h + b_kh."""
 
     name = "query_key_bias"
-    linear = False
+    folded = False
 
     @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
@@ -137,7 +137,7 @@ class ShortConvolution(Adapter):
     """k_t ← Σ_j c_j ∘ k_(t−j), v alike: causal, per channel, within a document of a sample."""
 
     name = "short_convolution"
-    linear = False
+    folded = False
 
     @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:

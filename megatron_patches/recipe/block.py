@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -21,11 +22,23 @@ from megatron_patches.recipe.parts import (
 
 
 class Norm(Part):
-    """Norm of each token's hidden state."""
+    """Norm of each token's hidden state.
+
+    Attributes:
+        meaning: what the page of keys says of it.
+    """
+
+    meaning: ClassVar[str]
 
 
 class Mlp(Part):
-    """Map of each token's hidden state through a wider one."""
+    """Map of each token's hidden state through a wider one.
+
+    Attributes:
+        meaning: what the page of keys says of it.
+    """
+
+    meaning: ClassVar[str]
 
     def width(self, hidden_size: int) -> int:
         """Return the inner width where the configuration leaves it open."""
@@ -36,6 +49,7 @@ class LayerNorm(Norm):
     """(x − mean) / sd ∘ weight + bias."""
 
     name = "layernorm"
+    meaning = "weight and bias"
     kernels = r"layer_?norm"
 
     @override
@@ -49,6 +63,7 @@ class RMSNorm(Norm):
     """x / √(mean x² + ε) ∘ weight."""
 
     name = "rmsnorm"
+    meaning = "weight"
     kernels = r"rms_?norm|rsqrt"
 
     @override
@@ -61,6 +76,7 @@ class Gelu(Mlp):
     """W_2 GELU(W_1 x)."""
 
     name = "gelu"
+    meaning = "GELU of the first product"
     kernels = "gelu"
 
     @override
@@ -79,6 +95,7 @@ class SquaredRelu(Gelu):
     """W_2 ReLU(W_1 x)²: the tensors of a GELU MLP."""
 
     name = "relu2"
+    meaning = "the square of ReLU"
     kernels = "relu|pow"
 
 
@@ -86,6 +103,7 @@ class SwiGlu(Mlp):
     """W_2 (SiLU(W_gate x) ∘ W_up x); gate and up are one matrix of two parts."""
 
     name = "swiglu"
+    meaning = "SiLU of a gate times a third matrix's product"
     kernels = "silu"
 
     @override

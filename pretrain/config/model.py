@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from megatron_patches.recipe.block import MLPS, NORMS, Mlp, Norm
 from pretrain.config.sections import MODEL, SHAPE
 from pretrain.config.types import Int, PathLike, Section, setting
+
+if TYPE_CHECKING:
+    NormName = str
+    MlpName = str
+else:
+    NormName = Literal[tuple(NORMS)]
+    MlpName = Literal[tuple(MLPS)]
+
+
+def _meanings(parts: Mapping[str, Norm] | Mapping[str, Mlp]) -> str:
+    return ", ".join(f"{name} ({part.meaning})" for name, part in parts.items())
 
 
 class ModelSection(Section):
@@ -31,17 +44,10 @@ class ModelSection(Section):
         SHAPE,
         ge=1,
     )
-    norm: Literal["layernorm", "rmsnorm"] = setting(
-        "layernorm",
-        "Norm before attention, MLP and output: layernorm (weight and bias), rmsnorm (weight).",
-        SHAPE,
+    norm: NormName = setting(
+        "layernorm", f"Norm before attention, MLP and output: {_meanings(NORMS)}.", SHAPE
     )
-    mlp: Literal["gelu", "swiglu", "relu2"] = setting(
-        "gelu",
-        "MLP: gelu, relu2 (the square of ReLU), swiglu (SiLU of a gate times a third matrix's "
-        "product).",
-        SHAPE,
-    )
+    mlp: MlpName = setting("gelu", f"MLP: {_meanings(MLPS)}.", SHAPE)
     vocab_size: Int = setting(..., "Vocabulary size of the tokenizer.", SHAPE, ge=2)
     vocab_multiple: Int = setting(
         1,

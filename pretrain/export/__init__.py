@@ -5,7 +5,7 @@ trained_run        the run, its checkpoint and its model, checked; texts of its 
 projections        query, key and value rows of a layer, adapters folded in
 names              classes of transformers: names of weights and settings, read both ways
 architectures      a run's model as one of these classes: its config.json, its weights by name
-modeling_ora       code that is copied into an export with adapters that are not linear
+modeling_ora       code that is copied into an export with adapters that rows cannot hold
 weight_files       safetensors, one parameter in memory at a time
 directories        output directories that are complete or absent
 tokenizer          tokenizer.json from the run's tokenizer, and a comparison of the two

@@ -2,7 +2,7 @@
 
 `names` has the classes: Llama and Qwen3 for RMS norms and SwiGLU; for LayerNorms and GELU,
 Starcoder2 without biases, or GPT2 with zero biases where positions are learned. A model with
-adapters that are not linear, or with a combination of parts that no class has, becomes a subclass
+adapters that rows cannot hold, or with a combination of parts that no class has, becomes a subclass
 of one of these, and the file with the subclasses is copied into the export.
 """
 

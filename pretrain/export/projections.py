@@ -2,9 +2,9 @@
 
     W_q ← s_h (W_q + B_q A_q),   W_k ← W_k + B_k A_k    (`megatron_patches.attention.adapters`)
 
-Folding is done in float64 from the weights in the run's compute dtype. Adapters that are not linear
-keep weights of their own, the corrections of `modeling_ora`; scales that follow them are folded
-into the corrections.
+Folding is done in float64 from the weights in the run's compute dtype. Adapters that cannot be
+folded keep weights of their own, the corrections of `modeling_ora`; scales that follow them are
+folded into the corrections.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def folded_adapters(linear: torch.nn.Module) -> tuple[str, ...]:
     """
     adapters = getattr(linear, "adapters", None)
     names: tuple[str, ...] = () if adapters is None else tuple(adapters.steps)
-    return tuple(name for name in names if ADAPTERS[name].linear)
+    return tuple(name for name in names if ADAPTERS[name].folded)
 
 
 Corrections = dict[Part, dict[str, int]]
@@ -127,7 +127,7 @@ def corrections_of(policy: QKPolicy, adapted_groups: Collection[int]) -> Correct
         adapted_groups: Key heads of the layer that have adapters.
 
     Raises:
-        UserError: an adapter is neither linear nor one of these corrections.
+        UserError: an adapter is neither folded into the rows nor one of these corrections.
     """
     sizes_by_part: Corrections = {"query": {}, "key": {}, "value": {}}
     convolved: list[Part] = ["key", "value"] if policy.convolved == "both" else [policy.convolved]
@@ -140,10 +140,11 @@ def corrections_of(policy: QKPolicy, adapted_groups: Collection[int]) -> Correct
             correction, size, parts = supported[adapter.name]
             for part in parts:
                 sizes_by_part[part][correction] = size
-        elif not adapter.linear:
+        elif not adapter.folded:
             raise UserError(
-                f"attention.adapters has {adapter.name}, which is not linear in the layer's "
-                "input, and no class computes attention so: such a run cannot be exported"
+                f"attention.adapters has {adapter.name}, which cannot be folded into the rows of "
+                "queries and keys, and modeling_ora.py does not compute it: such a run cannot be "
+                "exported"
             )
     return sizes_by_part
 

@@ -62,6 +62,18 @@ class RuleOptimizer(torch.optim.Optimizer):
         for name in self.states_of(tensor):
             state[name] = torch.zeros_like(tensor)
 
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update what has a gradient, by the class of torch that comes next.
+
+        Where a first update may change nothing, torch would leave a state as it was allocated.
+        """
+        for group in self.param_groups:
+            for tensor in group["params"]:
+                if tensor.grad is not None:
+                    self.begin(tensor)
+        return unwrap(super().step.__func__)(self, closure)  # type: ignore[attr-defined]
+
     def allow(self, allowed: torch.Tensor | None) -> None:
         """Set whether the next calls of `step` may change anything.
 
@@ -112,7 +124,6 @@ class FusedAdamW(RuleOptimizer, torch.optim.AdamW):
 
     rule = ADAMW
     counts_steps = True
-    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
 
     def __init__(self, groups: list[dict[str, Any]], settings: OptimizerSection) -> None:
         rate, betas, eps = settings.learning_rate, settings.betas, settings.eps

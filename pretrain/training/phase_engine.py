@@ -135,13 +135,7 @@ class PhasedEngine:
             with together():
                 state.give_optimizer(self.engine)
         self.update = GuardedUpdate(self.engine)
-        self.actions = actions_after_update(
-            self.engine,
-            self._context,
-            shape=resolved.shape,
-            qk_clip=config.optimizer.qk_clip,
-            telemetry=config.telemetry,
-        )
+        self.actions = actions_after_update(self.engine, config, self._context)
 
     def audit_of_phases(self, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the audit for audit.json: of the live engine, and of each phase so far.

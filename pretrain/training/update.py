@@ -33,6 +33,7 @@ from megatron_patches.recipe.parts import ModelShape, Tensor
 from pretrain.checkpoint.format import MASTER
 from pretrain.checkpoint.slices import Slice, slices_of_rank
 from pretrain.config.sections import TelemetrySection
+from pretrain.config.tree import Config
 from pretrain.optimizer.optimizers import row_norms
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.tags import SPECTRAL_NORM, UPDATE_NORM, WEIGHT_NORM
@@ -119,9 +120,10 @@ class AfterUpdate:
         """Read values that the update will overwrite."""
 
     def after(self) -> Mapping[str, float]:
-        """Change weights that the update has moved, or measure them.
+        """Measure the weights that the update has moved.
 
-        Nothing here may wait for the device at every step.
+        The model has its own copy of them by now, so what changes the fp32 weights is a hook of
+        the optimizer, as `QueryKeyClip` has. Nothing here may wait for the device at every step.
 
         Returns:
             {tag of `runs.tags`: value} for the record of the step; a step that has some is written.
@@ -150,24 +152,19 @@ def around_update(actions: Sequence[AfterUpdate], step: int) -> Iterator[dict[st
 
 
 def actions_after_update(
-    engine: Any,
-    context: ParallelContext,
-    *,
-    shape: ModelShape,
-    qk_clip: float | None,
-    telemetry: TelemetrySection,
+    engine: Any, config: Config, context: ParallelContext
 ) -> tuple[AfterUpdate, ...]:
     """Return the actions around the updates of an engine, in the order in which they run.
 
     Args:
         engine: A deepspeed.DeepSpeedEngine.
-        qk_clip: The limit of QK-Clip; None: scores have none.
+        config: Configuration of the run.
     """
     actions: list[AfterUpdate] = []
-    if qk_clip is not None:
-        actions.append(QueryKeyClip(engine, context, shape, qk_clip))
-    if telemetry.weights_every > 0:
-        actions.append(WeightNorms(engine, context, telemetry))
+    if config.optimizer.qk_clip is not None:
+        actions.append(QueryKeyClip(engine, context, config.shape, config.optimizer.qk_clip))
+    if config.telemetry.weights_every > 0:
+        actions.append(WeightNorms(engine, context, config.telemetry))
     actions.append(FirstUpdate(engine))
     return tuple(actions)
 

@@ -265,6 +265,7 @@ def test_the_loss_curve_is_the_golden_one(case: Case, report: dict[str, Any]) ->
         written = golden | {case[0]: report["loss"]}
         golden = {design: written[design] for design in DESIGNS if design in written}
         GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
+    assert case[0] in golden, f"no curve is recorded; ORA_WRITE_GOLDEN={case[0]} records it"
     assert report["loss"] == pytest.approx(golden[case[0]], rel=1e-4)
 
 

@@ -161,18 +161,6 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     assert names == {*CLASSES, "rounded", "earlier", "swapped", "run-bank", "run-config"}
 
 
-def test_an_adapter_without_code_in_exports_is_refused() -> None:
-    from types import SimpleNamespace
-
-    from pretrain.export.projections import corrections_of
-
-    unknown: Any = SimpleNamespace(name="squares", linear=False)
-    policy: Any = SimpleNamespace(corrections=[unknown], convolved="both", low_rank=8, taps=4)
-    with pytest.raises(UserError, match=r"attention.adapters has squares, which is not linear"):
-        corrections_of(policy, adapted_groups=(0,))
-    assert not any(corrections_of(policy, adapted_groups=()).values())
-
-
 def test_a_part_without_code_in_exports_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from pretrain.config.load import load_config
     from pretrain.export import names

@@ -13,6 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from megatron_patches.recipe.adapters import ADAPTERS
+from megatron_patches.recipe.block import MLPS, NORMS
+from megatron_patches.recipe.optimizers import KINDS
 from megatron_patches.recipe.variants import VARIANTS
 from pretrain.config.load import load_config
 from pretrain.config.show import render_show
@@ -28,8 +30,8 @@ BLOCK: dict[str, tuple[str, ...]] = {
     "model.num_layers": ("1", "2", "6"),
     "model.num_query_groups": ("2", "4"),
     "model.head_dim": ("16", "48"),
-    "model.norm": ("layernorm", "rmsnorm"),
-    "model.mlp": ("gelu", "swiglu", "relu2"),
+    "model.norm": tuple(NORMS),
+    "model.mlp": tuple(MLPS),
     "model.position_embedding": ("learned", "rope"),
     "model.qk_norm": ("true", "false"),
     "model.tied_embeddings": ("true", "false"),
@@ -42,7 +44,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "attention.construction": ("qr", "svd", "householder", "hadamard", "dct", "monarch"),
     "attention.frozen_heads": ("{0: 1.0}", "{1: 0.5}", "{50%-100%: 1.0}", "{0: 0.25, 3: 1.0}"),
     "attention.convolved": ("both", "key", "value"),
-    "optimizer.kind": ("adamw", "muon"),
+    "optimizer.kind": tuple(KINDS),
     "optimizer.qk_clip": ("1",),
     "performance.recompute": ("query_key", "attention", "full"),
     "performance.cross_entropy": ("in_place", "chunked", "megatron"),

@@ -141,7 +141,7 @@ def test_no_two_adapters_have_a_tensor_of_the_same_name() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-def test_an_adapter_that_is_declared_linear_is_linear() -> None:
+def test_an_adapter_that_is_folded_is_linear() -> None:
     """Export applies them to the columns of frozen rows, token by token."""
     (first, products) = inputs(1)
     (second, products_2) = inputs(2)
@@ -161,11 +161,11 @@ def test_an_adapter_that_is_declared_linear_is_linear() -> None:
 
         together = applied(added, {name: products[name] + products_2[name] for name in products})
         linear = torch.allclose(applied(first, products) + applied(second, products_2), together)
-        # One that is linear may be declared otherwise: a convolution mixes tokens.
-        assert linear or not declared.linear, name
-        if declared.linear:  # export folds it into rows of queries and keys, and drops the rest
+        # One that is linear may have to stay outside the rows: a convolution mixes tokens.
+        assert linear or not declared.folded, name
+        if declared.folded:  # into rows of queries and keys alone
             assert module(first, products).value is first.value, name
-    assert not ADAPTERS["short_convolution"].linear
+    assert not ADAPTERS["short_convolution"].folded
 
 
 def test_what_starts_as_the_identity_is_not_decayed_and_all_is_sharded_by_heads() -> None:

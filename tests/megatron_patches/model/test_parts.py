@@ -13,10 +13,14 @@ from torch.nn.functional import rms_norm, silu
 from megatron_patches.model.parts import (
     MLPS,
     NORMS,
+    RMSNorm,
     _RootMeanSquare,
     squared_relu,
     swiglu,
 )
+from megatron_patches.recipe import block
+from megatron_patches.recipe.parts import Place
+from pretrain.config.load import load_config
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -31,17 +35,17 @@ def plain_swiglu(gate_and_up: torch.Tensor) -> torch.Tensor:
     return silu(gate) * up
 
 
-def built_norm(name: str, **eps: float) -> torch.nn.Module:
+def built_norm(**eps: float) -> torch.nn.Module:
     config = TransformerConfig(
         num_layers=1, hidden_size=6, num_attention_heads=1, params_dtype=torch.float64
     )
-    norm = NORMS[name](config, 6, **eps)
+    norm = RMSNorm(config, 6, **eps)
     norm.weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 6, dtype=torch.float64))
     return norm
 
 
 def rms(vectors: torch.Tensor) -> torch.Tensor:
-    normalised: torch.Tensor = built_norm("rmsnorm", eps=1e-2)(vectors)
+    normalised: torch.Tensor = built_norm(eps=1e-2)(vectors)
     return normalised
 
 
@@ -76,10 +80,9 @@ def test_values_and_gradients(
     torch.testing.assert_close(inputs.grad, plain_inputs.grad)
 
 
-@pytest.mark.parametrize("name", NORMS)
-def test_norms_of_small_vectors(name: str) -> None:
-    norm = built_norm(name)
-    plain = (torch.nn.LayerNorm if name == "layernorm" else torch.nn.RMSNorm)(6, eps=1e-5).double()
+def test_a_norm_of_small_vectors() -> None:
+    norm = built_norm()
+    plain = torch.nn.RMSNorm(6, eps=1e-5).double()
     plain.weight = norm.weight
     small = 1e-3 * drawn(2, 5, 6)
     torch.testing.assert_close(norm(small), plain(small))
@@ -101,9 +104,13 @@ def test_the_gradient_of_the_norms_weight_and_its_type() -> None:
     assert weight.grad is not None and torch.equal(weight.grad, summed.bfloat16())
 
 
+def test_every_declared_part_has_its_module() -> None:
+    assert set(NORMS) == set(block.NORMS)
+    assert set(MLPS) == set(block.MLPS)
+
+
 def test_which_mlps_are_gated() -> None:
-    assert [name for name, settings in MLPS.items() if settings.gated] == ["swiglu"]
-    assert MLPS["relu2"].options() == {
-        "activation_func": squared_relu,
-        "gated_linear_unit": False,
-    }
+    shape = load_config("demo").shape
+    for name, settings in MLPS.items():
+        first = next(block.MLPS[name].tensors(Place("mlp", "mlp"), shape))
+        assert settings.gated == (len(first.parts) == 2), name

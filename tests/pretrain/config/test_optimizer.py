@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 import yaml
 
 from laboratory.study.sealed import Measure, Sealed, design_settings
 from laboratory.study.verdict import fixed_rule
-from megatron_patches.recipe.optimizers import KINDS, Kind, Muon, Rule, kind_setting
+from megatron_patches.recipe import optimizers as recipe_optimizers
+from megatron_patches.recipe.optimizers import KINDS, Muon
 from pretrain.config import optimizer
 from pretrain.config.keys import DEFAULTS, effective_changes
 from pretrain.config.load import load_config, load_config_with_origins
@@ -19,7 +20,9 @@ from pretrain.config.removed import FORMER_KEYS
 from pretrain.config.show import value_rows
 from pretrain.config.sources import dump_yaml
 from pretrain.errors import UserError
+from pretrain.optimizer import optimizers
 from pretrain.telemetry.hparams import hparams
+from tests.megatron_patches.test_extending import block
 
 MOMENTUM = ("optimizer.kind=muon", "optimizer.muon.momentum=0.9")
 
@@ -59,22 +62,24 @@ def test_each_value_has_its_origin_also_where_a_mapping_gives_it() -> None:
 def test_another_kind_declares_its_settings_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @dataclass(frozen=True)
-    class Sgd(Kind):
-        """SGD with momentum."""
-
-        meaning = "every weight by SGD"
-        momentum: float = kind_setting(0.9, "Decay rate of the momentum.", ge=0, lt=1)
-
-        @property
-        def rules(self) -> tuple[Rule, ...]:
-            return (Rule("sgd", states=("momentum_buffer",)),)
-
-    monkeypatch.setattr(optimizer, "KINDS", {**KINDS, "sgd": Sgd})
+    """docs/extending.md to the letter."""
+    declared = dict(vars(recipe_optimizers))
+    exec(block("SGD = Rule("), declared)
+    monkeypatch.setattr(optimizer, "KINDS", declared["KINDS"])
     base = optimizer.OptimizerSection.__base__
     section: Any = optimizer._with_kinds(base)  # type: ignore[type-var]
     values = {"kind": "sgd", "learning_rate": 0.1, "sgd": {"momentum": 0.5}}
-    assert section.model_validate(values).of_kind == Sgd(momentum=0.5)
+    assert section.model_validate(values).of_kind == declared["Sgd"](momentum=0.5)
+    names = {**vars(optimizers), **declared, "cast": cast}
+    exec(block("class FusedSGD"), names)
+    weight = torch.nn.Parameter(torch.ones(5))
+    fused = names["FusedSGD"]([{"params": [weight]}], section.model_validate(values))
+    for allowed, expected in ((0.0, 1.0), (1.0, 0.9), (1.0, 0.75)):
+        weight.grad = torch.full((5,), 4.0)
+        fused.divide_gradients(torch.tensor(4.0))
+        fused.allow(torch.tensor(allowed))
+        fused.step()
+        assert weight.tolist() == pytest.approx([expected] * 5)
     with pytest.raises(ValueError, match="less than 1"):
         section.model_validate(values | {"sgd": {"momentum": 1}})
     with pytest.raises(ValueError, match=r"optimizer\.sgd\.momentum=0\.5 has no effect.*kind sgd"):

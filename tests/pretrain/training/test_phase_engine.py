@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,12 @@ from pretrain.config.resolved import resolve
 from pretrain.model.build import token_losses
 from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
+from pretrain.runs.tags import Metric
+from pretrain.training import update
 from pretrain.training.engine import set_learning_rate
 from pretrain.training.phase_engine import KEPT_ROWS, PhasedEngine
 from pretrain.training.state_transfer import TrainingState
+from tests.megatron_patches.test_extending import block
 from tests.tiny import tiny_overrides
 
 MUON = {"optimizer__kind": "muon", "optimizer__gradient_clip": 0.0}
@@ -110,4 +114,27 @@ def test_what_an_engine_has(
     layers = phased.engine.module.decoder.layers
     assert ["_whole" in vars(layer) for layer in layers] == [False, False]  # none is compiled
     assert phased.audit_of_phases() is phased.audit
+    phased.close()
+
+
+def test_the_action_of_the_guide_measures_a_distance(context: ParallelContext) -> None:
+    """docs/extending.md to the letter, with the arguments that `actions_after_update` has."""
+    phased = opened(context, attention__variant="vanilla")
+    section = load_config("demo").optimizer.model_copy(update={"average_decay": 0.5})
+    config = load_config("demo").model_copy(update={"optimizer": section})
+    distance = Metric("weights/average_distance", "", "distance from the mean", None)
+    names = {**vars(update), "AVERAGE_DISTANCE": distance, "actions": []}
+    values = {"engine": phased.engine, "config": config, "context": context}
+    assert list(values) == list(signature(update.actions_after_update).parameters)
+    exec(block("class WeightAverage"), names)
+    exec(block("actions.append(WeightAverage"), names | values)
+    weights = list(phased.engine.module.parameters())
+    means = [weight.detach().clone() for weight in weights]
+    for step in range(1, 11):
+        with update.around_update(names["actions"], step) as measured:
+            train(phased)
+        means = [(mean + weight.detach()) / 2 for mean, weight in zip(means, weights, strict=True)]
+        assert bool(measured) == (step == 10)
+    expected = sum((w - m).double().square().sum() for w, m in zip(weights, means, strict=True))
+    assert measured == {distance.tag: pytest.approx(expected.sqrt().item(), rel=1e-5)}
     phased.close()
