@@ -36,6 +36,9 @@ def tiny_overrides(shards: Path, runs: Path, name: str, **changes: object) -> li
         "precision__dtype": "fp32",
         **changes,
     }
+    if values.get("optimizer__kind") == "muon":
+        # Bounds are those of fp32; auto is bf16 on some CPUs.
+        values.setdefault("optimizer__muon__newton_schulz_dtype", "fp32")
     return [f"{key.replace('__', '.')}={value}" for key, value in values.items()]
 
 
