@@ -62,7 +62,9 @@ def test_an_update_is_that_of_torch(
     found = run_ranks(1, "tests.distributed.workers.muon:against_torch", payload)
     differences = found["differences"]
     assert len(differences) == (8 if variant == "vanilla" else 12)
-    assert max(differences.values()) < 1e-6, differences
+    # A CPU without bf16 sums products in another order: its last digit in each of three updates.
+    bound = 2e-6 if in_bf16 else 1e-6
+    assert max(differences.values()) < bound, differences
     assert not found["moved"]
 
 

@@ -54,7 +54,7 @@ class Made:
                 "kind": "muon",
                 "learning_rate": RATE,
                 "weight_decay": DECAY,
-                "muon": {"momentum": 0.8, **settings},
+                "muon": {"momentum": 0.8, "newton_schulz_dtype": "fp32", **settings},
             }
         )
         common = {"lr": RATE, "weight_decay": DECAY}
