@@ -94,9 +94,8 @@ def _products(
 
 def cpu_multiplies_bf16() -> bool:
     """Return whether the CPU has instructions for products in bf16, which it else emulates."""
-    capabilities = getattr(
-        torch.cpu, "get_capabilities", dict
-    )()  # older versions of torch do not say
+    # Older versions of torch do not say.
+    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
 
 
