@@ -22,6 +22,7 @@ from pretrain.config.sources import dump_yaml
 from pretrain.errors import UserError
 from pretrain.optimizer import optimizers
 from pretrain.telemetry.hparams import hparams
+from pretrain.training.engine import OPTIMIZERS
 from tests.megatron_patches.test_extending import block
 
 MOMENTUM = ("optimizer.kind=muon", "optimizer.muon.momentum=0.9")
@@ -44,6 +45,10 @@ def test_settings_of_the_kind_reach_its_declaration() -> None:
     assert section.of_kind == Muon(momentum=0.9)
     assert [rule.name for rule in section.rules] == ["muon", "adamw"]
     assert load_config("demo").optimizer.rules == KINDS["adamw"]().rules
+
+
+def test_every_kind_has_the_class_that_computes_it() -> None:
+    assert {kind().rules[0].name for kind in KINDS.values()} == set(OPTIMIZERS)
 
 
 def test_each_value_has_its_origin_also_where_a_mapping_gives_it() -> None:
