@@ -225,16 +225,16 @@ def refusing(address: str, repository: str = "", revision: str = "") -> Iterator
             ) from error
         except StopIteration as error:  # from the listing of a bucket
             raise DataError(f"{address}: there are no such files, or there is no bucket") from error
-        except TypeError as error:
-            if "requote_redirect_url" not in str(error):
-                raise DataError(f"cannot read {address}: {one_line(error)}") from error
-            raise DataError(  # an argument of web servers, which `datasets` gives to every store
-                f"{address}: the package datasets {datasets.__version__} cannot stream compressed "
-                "files of S3; copy them to this machine, or store them uncompressed or as parquet"
-            ) from error
         except (OSError, ValueError, RuntimeError):
             raise
         except Exception as error:  # each store and each format has errors of its own
+            # An argument for web servers, which `datasets` gives to every store.
+            if "requote_redirect_url" in str(error):
+                raise DataError(
+                    f"{address}: the package datasets {datasets.__version__} cannot stream "
+                    "compressed files of S3; copy them to this machine, or store them uncompressed "
+                    "or as parquet"
+                ) from error
             raise DataError(f"cannot read {address}: {one_line(error)}") from error
 
 

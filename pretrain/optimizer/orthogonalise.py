@@ -87,7 +87,7 @@ def _products(
     if out.dtype != torch.bfloat16 or out.device.type != "cpu" or cpu_multiplies_bf16():
         torch.baddbmm(base, left, right, beta=beta, alpha=alpha, out=out)
         return
-    # Emulated bf16 is many times slower than fp32, whose sums of products of bf16 are the same.
+    # Emulated bf16 is many times slower than fp32, whose sums are the same up to their order.
     operands = (base.float(), left.float(), right.float())
     out.copy_(torch.baddbmm(*operands, beta=beta, alpha=alpha))
 
