@@ -22,7 +22,6 @@ from pretrain.model.build import token_losses
 from pretrain.ranks.gpu_settings import use_arithmetic
 from pretrain.ranks.groups import ParallelContext
 from pretrain.training.phase_engine import PhasedEngine
-from pretrain.training.update import around_update
 
 HEAD_DIM = 64
 COMPILED, SHARDED = "plain compiled", "plain sharded"
@@ -135,7 +134,7 @@ class Ours:
         self.engine.backward(loss)
 
     def update(self) -> None:
-        with around_update(self.trainer.actions, step=1):
+        with self.trainer.actions.around_update(step=1):
             self.engine.step()
 
 

@@ -35,7 +35,6 @@ from pretrain.training.engine import set_learning_rate
 from pretrain.training.open_run import Run, open_run
 from pretrain.training.stability import require_good_step, require_good_weights
 from pretrain.training.step_numbers import Flags, StepClock, StepSums
-from pretrain.training.update import around_update
 
 
 def train(config: Config, signals: StopSignals) -> str:
@@ -141,7 +140,7 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     run.watch.at(f"step {step}, its update")
     factor = config.stability.spike_factor
     good = sums.are_good(largest_loss=position.usual_loss.limit(factor))
-    with around_update(run.phased.actions, step) as measured:
+    with run.phased.actions.around_update(step) as measured:
         update = run.phased.update.make(good, largest_norm=position.usual_norm.limit(factor))
     # The next batch is read while the GPU still works on this one.
     clock.begin("next data")

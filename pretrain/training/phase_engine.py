@@ -27,7 +27,7 @@ from pretrain.ranks.groups import ParallelContext, together
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
 from pretrain.training.state_transfer import TrainingState
-from pretrain.training.update import AfterUpdate, GuardedUpdate, actions_after_update
+from pretrain.training.update import Actions, GuardedUpdate, actions_after_update
 
 KEPT_ROWS = "kept_rows"
 """Entry of the audit: digests of the rows that are frozen as they were trained."""
@@ -58,7 +58,7 @@ class PhasedEngine:
         self._reduction: OverlappedReduction | None
         self.audit: dict[str, Any]
         self.update: GuardedUpdate
-        self.actions: tuple[AfterUpdate, ...]
+        self.actions: Actions
         self._audited: list[dict[str, Any]] = []
         self._build(state)
 
@@ -108,7 +108,7 @@ class PhasedEngine:
     def close(self) -> None:
         """Release the engine, and with it the model and the process groups."""
         self.update.detach()
-        self.actions = ()
+        del self.actions
         if self._reduction is not None:
             self._reduction.detach()
             self._reduction = None

@@ -119,11 +119,20 @@ class AfterUpdate:
     def before(self) -> None:
         """Read values that the update will overwrite."""
 
+    def change(self, weights: Sequence[Slice], moved: torch.Tensor) -> None:
+        """Change fp32 weights that the optimizer has moved, before the model gets its copy.
+
+        Under ZeRO it is called once for every group of parameters.
+
+        Args:
+            weights: This rank's slices of the weights.
+            moved: Truth value on the device; where it is false, the weights stay as they are.
+        """
+
     def after(self) -> Mapping[str, float]:
         """Measure the weights that the update has moved.
 
-        The model has its own copy of them by now, so what changes the fp32 weights is a hook of
-        the optimizer, as `QueryKeyClip` has. Nothing here may wait for the device at every step.
+        Nothing here may wait for the device at every step.
 
         Returns:
             {tag of `runs.tags`: value} for the record of the step; a step that has some is written.
@@ -135,26 +144,48 @@ class AfterUpdate:
         return None
 
 
-@contextmanager
-def around_update(actions: Sequence[AfterUpdate], step: int) -> Iterator[dict[str, float]]:
-    """Run the actions that are due before and after the update in the block (collective).
+class Actions:
+    """The actions around the updates of one engine, in the order in which they run."""
 
-    Yields:
-        {tag: value} measured by the actions, filled when the block ends.
-    """
-    due = [action for action in actions if action.due(step)]
-    for action in due:
-        action.before()
-    measured: dict[str, float] = {}
-    yield measured
-    for action in due:
-        measured.update(action.after())
+    def __init__(self, engine: Any, actions: Sequence[AfterUpdate]) -> None:
+        self._actions = tuple(actions)
+        self._due: list[AfterUpdate] = []
+        if any(type(action).change is not AfterUpdate.change for action in actions):
+            self._slices = slices_of_rank(engine)
+            engine.basic_optimizer.register_step_post_hook(self._change)
+
+    def __iter__(self) -> Iterator[AfterUpdate]:
+        return iter(self._actions)
+
+    @contextmanager
+    def around_update(self, step: int) -> Iterator[dict[str, float]]:
+        """Run the actions that are due before and after the update in the block (collective).
+
+        Yields:
+            {tag: value} measured by the actions, filled when the block ends.
+        """
+        self._due = [action for action in self._actions if action.due(step)]
+        for action in self._due:
+            action.before()
+        measured: dict[str, float] = {}
+        yield measured
+        for action in self._due:
+            measured.update(action.after())
+        self._due = []
+
+    @torch.no_grad()
+    def _change(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        """Let the actions change what the optimizer has just moved; DeepSpeed casts it later."""
+        if self._due:
+            flat = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+            weights = [weight for weight in self._slices if id(weight.flat) in flat]
+            refused = 0.0 if optimizer.found_inf is None else optimizer.found_inf
+            for action in self._due:
+                action.change(weights, torch.as_tensor(refused) == 0)
 
 
-def actions_after_update(
-    engine: Any, config: Config, context: ParallelContext
-) -> tuple[AfterUpdate, ...]:
-    """Return the actions around the updates of an engine, in the order in which they run.
+def actions_after_update(engine: Any, config: Config, context: ParallelContext) -> Actions:
+    """Return the actions around the updates of an engine.
 
     Args:
         engine: A deepspeed.DeepSpeedEngine.
@@ -166,7 +197,7 @@ def actions_after_update(
     if config.telemetry.weights_every > 0:
         actions.append(WeightNorms(engine, context, config.telemetry))
     actions.append(FirstUpdate(engine))
-    return tuple(actions)
+    return Actions(engine, actions)
 
 
 class FirstUpdate(AfterUpdate):
@@ -193,8 +224,8 @@ class QueryKeyClip(AfterUpdate):
     After Kimi K2 (arXiv:2507.20534). Where query heads share a key head, W_Qh ← γ_h W_Qh only, so
     that the key head's other query heads keep their scores.
 
-    A hook multiplies the fp32 weights after our optimizer has moved them and before DeepSpeed casts
-    them to the model's type, so the model's weights are rounded once.
+    The fp32 weights are multiplied before DeepSpeed casts them to the model's type, so the model's
+    weights are rounded once.
 
     Args:
         engine: A deepspeed.DeepSpeedEngine with megatron-core's fused W_QKV, not of ZeRO stage 3.
@@ -215,16 +246,11 @@ class QueryKeyClip(AfterUpdate):
         for core in self._cores:
             core.largest = torch.full((heads,), -math.inf, device=context.device)
         names = {id(weight): name for name, weight in engine.module.named_parameters()}
-        layers = {
+        self._layers = {
             names[id(attention.linear_qkv.weight)]: layer
             for layer, attention in enumerate(attentions)
         }
-        slices = slices_of_rank(engine)
-        self._slices = [
-            (layers[qkv_slice.name], qkv_slice) for qkv_slice in slices if qkv_slice.name in layers
-        ]
-        self._rows: list[torch.Tensor] | None = None
-        engine.basic_optimizer.register_step_post_hook(self._scale)
+        self._rows: list[torch.Tensor] = []
 
     @override
     def before(self) -> None:
@@ -236,28 +262,21 @@ class QueryKeyClip(AfterUpdate):
         self._rows = [self._by_rows(head_factors) for head_factors in factors]
 
     @override
+    def change(self, weights: Sequence[Slice], moved: torch.Tensor) -> None:
+        """Multiply the rows of queries and keys; a factor of 1 changes no bit."""
+        for weight in weights:
+            if weight.name in self._layers:
+                rows = self._rows[self._layers[weight.name]]
+                factors = rows.repeat_interleave(self._shape.hidden_size)
+                factors = factors[weight.start : weight.start + weight.length]
+                weight.values(MASTER).mul_(torch.where(moved, factors, 1.0))
+
+    @override
     def after(self) -> dict[str, float]:
         """Forget the scores of the step."""
-        self._rows = None
         for core in self._cores:
             core.largest.fill_(-math.inf)
         return {}
-
-    @torch.no_grad()
-    def _scale(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        """Multiply the weights that the optimizer has just moved; a factor of 1 changes no bit."""
-        if self._rows is None:
-            return
-        moved = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-        refused = 0.0 if optimizer.found_inf is None else optimizer.found_inf
-        for layer, qkv_slice in self._slices:
-            if id(qkv_slice.flat) in moved:
-                columns = self._shape.hidden_size
-                factors = self._rows[layer].repeat_interleave(columns)
-                factors = factors[qkv_slice.start : qkv_slice.start + qkv_slice.length]
-                qkv_slice.values(MASTER).mul_(
-                    torch.where(torch.as_tensor(refused) > 0, 1.0, factors)
-                )
 
     def _by_rows(self, factors: torch.Tensor) -> torch.Tensor:
         """Return the factors of the rows of W_QKV, [q … q k v] of each key head."""

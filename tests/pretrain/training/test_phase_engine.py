@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from inspect import signature
 from pathlib import Path
 
 import pytest
 import torch
+from typing_extensions import override
 
 from megatron_patches.errors import MethodError
-from pretrain.checkpoint.slices import slices_of_rank
+from pretrain.checkpoint.format import MASTER
+from pretrain.checkpoint.slices import Slice, slices_of_rank
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.model.build import token_losses
@@ -49,13 +51,17 @@ def opened(context: ParallelContext, **changes: object) -> PhasedEngine:
     return PhasedEngine(resolve(load_config("demo", overrides), 1), context)
 
 
-def train(phased: PhasedEngine) -> None:
-    """Make one update."""
+def train(phased: PhasedEngine, allowed: bool = True) -> None:
+    """Make one update, or refuse it."""
     tokens = torch.arange(2 * 33).view(2, 33) % 31
     set_learning_rate(phased.engine, 0.01)
     for _ in range(phased.engine.gradient_accumulation_steps()):
         phased.engine.backward(token_losses(phased.engine, tokens).mean())
-        phased.update.make(torch.tensor(True))
+        phased.update.make(torch.tensor(allowed))
+
+
+def masters(phased: PhasedEngine) -> list[torch.Tensor]:
+    return [own.values(MASTER).clone() for own in slices_of_rank(phased.engine)]
 
 
 def test_a_change_of_phase_takes_over_everything_and_lets_go_of_the_old_engine(
@@ -117,6 +123,37 @@ def test_what_an_engine_has(
     phased.close()
 
 
+class Halving(update.AfterUpdate):
+    """Halves every weight that an update has moved, which rounds nothing."""
+
+    name = "halving"
+
+    @override
+    def change(self, weights: Sequence[Slice], moved: torch.Tensor) -> None:
+        for weight in weights:
+            weight.values(MASTER).mul_(torch.where(moved, 0.5, 1.0))
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_an_action_changes_weights_that_an_update_has_moved_and_no_others(
+    zero_stage: int, context: ParallelContext
+) -> None:
+    trained = {}
+    for actions in ((), (Halving(),)):
+        phased = opened(context, deepspeed__config=f"zero{zero_stage}")
+        phased.actions = update.Actions(phased.engine, actions)
+        with phased.actions.around_update(1):
+            train(phased, allowed=False)
+        before = masters(phased)
+        with phased.actions.around_update(2):
+            train(phased)
+        trained[bool(actions)] = before, masters(phased)
+        phased.close()
+    assert all(map(torch.equal, trained[True][0], trained[False][0]))
+    for halved, whole in zip(trained[True][1], trained[False][1], strict=True):
+        assert torch.equal(halved, whole / 2)
+
+
 def test_the_action_of_the_guide_measures_a_distance(context: ParallelContext) -> None:
     """docs/extending.md to the letter, with the arguments that `actions_after_update` has."""
     phased = opened(context, attention__variant="vanilla")
@@ -128,10 +165,11 @@ def test_the_action_of_the_guide_measures_a_distance(context: ParallelContext) -
     assert list(values) == list(signature(update.actions_after_update).parameters)
     exec(block("class WeightAverage"), names)
     exec(block("actions.append(WeightAverage"), names | values)
+    actions = update.Actions(phased.engine, names["actions"])
     weights = list(phased.engine.module.parameters())
     means = [weight.detach().clone() for weight in weights]
     for step in range(1, 11):
-        with update.around_update(names["actions"], step) as measured:
+        with actions.around_update(step) as measured:
             train(phased)
         means = [(mean + weight.detach()) / 2 for mean, weight in zip(means, weights, strict=True)]
         assert bool(measured) == (step == 10)
