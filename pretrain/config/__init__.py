@@ -9,7 +9,7 @@ tree        the whole configuration, and the values that follow from others
 arguments   CONFIG and overrides on the command line
 keys        all keys with their records; changes at a resume
 sources     YAML files, overrides, and where each value came from
-refusals    combinations of values that are refused
+refusals    combinations of values that are refused; layout_refusals: with ranks or a ZeRO stage
 load        sources, tree and refusals in order; sentences about mistakes
 foreign     the configuration of a stranger's run, which then names nothing to write to
 deepspeed   the settings for DeepSpeed

@@ -15,7 +15,8 @@ from megatron_patches.recipe.parts import ModelShape
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import ScoreRecipe
 from pretrain.config.deepspeed import deepspeed_settings, settings_digest, zero_stage
-from pretrain.config.refusals import check_ranks, check_stage, require_wandb
+from pretrain.config.layout_refusals import check_ranks, check_stage
+from pretrain.config.refusals import require_wandb
 from pretrain.config.schedule import Phase
 from pretrain.config.tree import Config
 from pretrain.runs.directory import RunDirectory
