@@ -161,29 +161,6 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     assert names == {*CLASSES, "rounded", "earlier", "swapped", "run-bank", "run-config"}
 
 
-def test_a_part_without_code_in_exports_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pretrain.config.load import load_config
-    from pretrain.export import names
-    from pretrain.export.architectures import architecture_of
-
-    config = load_config("demo", ["model.mlp=swiglu"])
-    monkeypatch.delitem(names._MLPS, "swiglu")
-    with pytest.raises(UserError, match=r"nor modeling_ora\.py has the part 'swiglu'"):
-        architecture_of(config)
-
-
-def test_a_width_that_llama_s_configuration_cannot_have_is_refused() -> None:
-    from pretrain.config.load import load_config
-    from pretrain.export.architectures import architecture_of
-
-    sizes = ["model.hidden_size=130", "model.num_attention_heads=4", "model.head_dim=32"]
-    modern = [*sizes, "model.norm=rmsnorm", "model.mlp=swiglu"]
-    with pytest.raises(UserError, match=r"Llama's config\.json cannot have model\.hidden_size=130"):
-        architecture_of(load_config("demo", modern))
-    normed = architecture_of(load_config("demo", [*modern, "model.qk_norm=true"]))
-    assert normed.class_name == "Qwen3ForCausalLM"
-
-
 def test_the_seed_decides_what_is_drawn(
     found: dict[str, Any], runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
