@@ -14,7 +14,7 @@ import torch
 from megatron_patches.bank.shards import head_digests, layer_shard, role_digest
 from megatron_patches.recipe.optimizers import ADAMW
 from pretrain.checkpoint.identity import bank_digests, layout_changes, layout_line
-from pretrain.checkpoint.loading import StoredCheckpoint, StoredState, load_weights
+from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.slices import counters_of, slices_of_rank
 from pretrain.checkpoint.writing import HostBuffer, take_snapshot
 from pretrain.config.keys import Change
@@ -61,7 +61,7 @@ def engine_of(context: ParallelContext, stage: str, dtype: str, stored: Path | N
     )
     config = load_config("demo", overrides)
     model = build_model(config, context)
-    state = None if stored is None else StoredState(StoredCheckpoint(stored), 0, 1)
+    state = None if stored is None else StoredCheckpoint(stored)
     if state is not None:
         state.give_weights(model)
     engine, *_ = wrap_model(model, resolve(config, context.world_size), context)
@@ -179,11 +179,11 @@ def stored(context: ParallelContext, tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-def other_index(path: Path, change: Any) -> StoredState:
-    """The state of a checkpoint of which the index says something else."""
+def other_index(path: Path, change: Any) -> StoredCheckpoint:
+    """A checkpoint of which the index says something else."""
     checkpoint = StoredCheckpoint(path)
     checkpoint.parameters = change(dict(checkpoint.parameters))
-    return StoredState(checkpoint, 0, 1)
+    return checkpoint
 
 
 WEIGHT = "decoder.final_layernorm.weight"
@@ -239,7 +239,7 @@ def test_weights_alone_are_read_without_an_engine(context: ParallelContext, stor
         "demo", [*tiny_overrides(Path("nowhere"), Path("runs"), "run"), *overrides]
     )
     model = build_model(config, context)
-    load_weights(stored, model)
+    StoredCheckpoint(stored).give_weights(model)
     expected = dict(written.module.named_parameters())
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, expected[name]), name
