@@ -199,16 +199,6 @@ def edit(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
     file.write_text(json.dumps(content))
 
 
-def test_format_1_says_nothing_of_states_which_were_adamws(checkpoint: Path) -> None:
-    before = StoredCheckpoint(checkpoint)
-    edit(checkpoint / "checkpoint.json", lambda content: content.update(format=1))
-    edit(checkpoint / "parameters.json", lambda content: content["weight"].pop("states"))
-    after = StoredCheckpoint(checkpoint)
-    assert after.about.format == 1 and before.about.format == 2
-    assert after.parameters == before.parameters
-    assert torch.equal(after.full("exp_avg_sq", "weight"), FULL**2)
-
-
 def test_another_format_is_told_and_not_read(checkpoint: Path) -> None:
     verify(checkpoint, True)
     edit(checkpoint / "checkpoint.json", lambda content: content.update(format=3))
