@@ -146,6 +146,8 @@ ONE_RANK: dict[str, dict[str, Any]] = {
         "model__logit_softcap": 2.0,
         "attention__adapters": "[query_key_bias]",
     },
+}
+REFUSED: dict[str, dict[str, Any]] = {
     "scores": {
         "attention__variant": "synthesizer_random",
         "schedule__steps": 1,
@@ -153,30 +155,14 @@ ONE_RANK: dict[str, dict[str, Any]] = {
     },
     "wide": {**LEARNED, "model__head_dim": 16, "schedule__steps": 1, "schedule__warmup_steps": 1},
 }
-CLASSES = {
-    "orthogonal": "Starcoder2ForCausalLM",
-    "learned": "GPT2LMHeadModel",
-    "folded": "Starcoder2ForCausalLM",
-    "normed": "OraRotaryForCausalLM",
-    "normed-learned": "OraLearnedForCausalLM",
-    "vanilla": "GPT2LMHeadModel",
-    "hybrid": "Starcoder2ForCausalLM",
-    "penalty": "Starcoder2ForCausalLM",
-    "unfreeze": "Starcoder2ForCausalLM",
-    "monarch": "Starcoder2ForCausalLM",
-    "shared": "Starcoder2ForCausalLM",
-    "monarch-trained": "Starcoder2ForCausalLM",
-    "convolved": "OraRotaryForCausalLM",
-    "shared-vanilla": "GPT2LMHeadModel",
-    "low-rank": "Starcoder2ForCausalLM",
-    "frozen-query": "Starcoder2ForCausalLM",
-    "early": "Starcoder2ForCausalLM",
-    "convolved-learned": "OraLearnedForCausalLM",
-    "biased": "OraRotaryForCausalLM",
+OTHER_CLASSES = {
+    **dict.fromkeys(("learned", "shared-vanilla", "vanilla"), "GPT2LMHeadModel"),
     "llama": "LlamaForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3-whole": "Qwen3ForCausalLM",
-    "llama-convolved": "OraLlamaForCausalLM",
-    "modern-learned": "OraLearnedForCausalLM",
-    "half-modern": "OraLlamaForCausalLM",
+    **dict.fromkeys(("qwen3", "qwen3-whole"), "Qwen3ForCausalLM"),
+    **dict.fromkeys(("biased", "convolved", "normed"), "OraRotaryForCausalLM"),
+    **dict.fromkeys(("half-modern", "llama-convolved"), "OraLlamaForCausalLM"),
+    **dict.fromkeys(
+        ("convolved-learned", "modern-learned", "normed-learned"), "OraLearnedForCausalLM"
+    ),
 }
+CLASSES = dict.fromkeys((*ONE_RANK, *TWO_RANKS), "Starcoder2ForCausalLM") | OTHER_CLASSES

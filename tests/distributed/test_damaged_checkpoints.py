@@ -177,34 +177,30 @@ def test_what_is_good_is_not_deleted_for_lost_files_and_lost_settings_are_told(
     assert [segment.get("lost") for segment in segments] == [None, ["config.yaml"]]
 
 
-@pytest.mark.parametrize("lost", [NEWEST, f"{NEWEST}/COMPLETE", "checkpoints"])
-def test_no_start_from_nothing_over_the_records_of_a_run(lost: str, trained: Trained) -> None:
-    run = trained.copy(f"only-{len(lost)}")
-    shutil.rmtree(run / BEFORE)
-    if (run / lost).is_dir():
-        shutil.rmtree(run / lost)
-    else:
-        (run / lost).unlink()
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        ((BEFORE, NEWEST), "step_00000004 is not complete any more, though"),
+        ((BEFORE, f"{NEWEST}/COMPLETE"), "step_00000004 is not complete any more, though"),
+        (("checkpoints", "metrics.jsonl"), "/summary.json tells of one"),
+        (("checkpoints", "summary.json"), "/metrics.jsonl tells of one"),
+        (("checkpoints", "metrics.jsonl", "summary.json"), "/state tells of one"),
+    ],
+)
+def test_no_start_from_nothing_over_the_records_of_a_run(
+    lost: tuple[str, ...], told: str, trained: Trained
+) -> None:
+    run = trained.copy(f"lost-{len(''.join(lost))}")
+    for path in (run / name for name in lost):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     before = files_under(run)
     done = trained.resume(run.name, checkpoint__fall_back="true")
     assert_refused(
-        done, str(run / "checkpoints"), "restore it, or choose another run.name to start afresh"
+        done, str(run / "checkpoints"), told, "or choose another run.name to start afresh"
     )
-    assert files_under(run) == before
-
-
-@pytest.mark.parametrize("witness", ["summary.json", "state"])
-def test_a_finished_run_of_which_little_is_left_does_not_begin_anew(
-    witness: str, trained: Trained
-) -> None:
-    run = trained.copy(f"bare-{witness}")
-    shutil.rmtree(run / "checkpoints")
-    (run / "metrics.jsonl").unlink()
-    if witness == "state":
-        (run / "summary.json").unlink()
-    before = files_under(run)
-    refusal = f"has no checkpoint, though {run / witness} tells of one; restore it, or choose"
-    assert_refused(trained.resume(run.name), refusal)
     assert files_under(run) == before
 
 

@@ -16,7 +16,7 @@ from pretrain.export.run_exports import _remove_outdated, exported
 from pretrain.export.sampling import Sampler, Sampling
 from pretrain.runs.directory import RunDirectory
 from tests.command_line import assert_refused
-from tests.distributed.exports import CLASSES, ONE_RANK, QUIET, TWO_RANKS
+from tests.distributed.exports import CLASSES, ONE_RANK, QUIET, REFUSED, TWO_RANKS
 from tests.laboratory.evaluation.tiny_models import write_tasks
 from tests.pretrain.export.hostile import make_hostile
 from tests.ranks import (
@@ -47,19 +47,19 @@ def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
 
     states = run_ranks(2, "tests.distributed.workers.runs:train_all", {"runs": all_of(TWO_RANKS)})
     assert states == ["finished"] * len(TWO_RANKS)
-    exports: dict[str, Any] = {name: [str(runs / name), {}] for name in (*ONE_RANK, *TWO_RANKS)}
+    exports: dict[str, Any] = {name: [str(runs / name), {}] for name in (*CLASSES, *REFUSED)}
     exports["rounded"] = [str(runs / "orthogonal"), {"dtype": "bf16"}]
     exports["earlier"] = [str(runs / "orthogonal"), {"step": 2}]
     exports["never saved"] = [str(runs / "orthogonal"), {"step": 3}]
     payload = {
-        "runs": all_of(ONE_RANK),
+        "runs": all_of(ONE_RANK | REFUSED),
         "exports": exports,
         "out": str(runs / "out"),
         "bf16": str(runs / "penalty"),
         "run": str(runs / "unfreeze"),
     }
     answers: dict[str, Any] = run_ranks(1, "tests.distributed.workers.export:export_all", payload)
-    assert answers["states"] == ["finished"] * len(ONE_RANK)
+    assert answers["states"] == ["finished"] * len(ONE_RANK | REFUSED)
     return answers
 
 
