@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Start:
     """
 
     stored: StoredCheckpoint | None = None
-    position: Position = Position()
+    position: Position = field(default_factory=Position)
     trunk: RunDirectory | None = None
     layout_changes: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()

@@ -43,7 +43,6 @@ from pretrain.runs.environment import package_version
 
 PACKAGES = ("transformers", "tokenizers", "safetensors")
 """Packages whose versions export.json states, beside torch's."""
-NAMES_OF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 ALLOWED, ALLOWED_ROUNDED = 1e-4, 0.1
 """Allowed difference of a logit, relative to the largest; the second where weights are rounded to
 bf16."""
@@ -114,7 +113,8 @@ def _write_settings(
 ) -> None:
     """Write config.json, generation_config.json, the tokenizer, and the export's own code."""
     eod_id, length = run.blend.eod_id, run.config.data.sequence_length
-    write_json(directory / "config.json", architecture.config_json(eod_id, NAMES_OF_DTYPES[dtype]))
+    type_name = str(DTYPES[dtype]).removeprefix("torch.")
+    write_json(directory / "config.json", architecture.config_json(eod_id, type_name))
     ids = {"bos_token_id": eod_id, "eos_token_id": eod_id, "pad_token_id": eod_id}
     write_json(directory / "generation_config.json", ids)
     write_tokenizer(run.blend.manifests[0], directory, length)
