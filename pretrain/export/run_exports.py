@@ -213,10 +213,8 @@ def is_own_export(directory: Path) -> bool:
 
 def _remove_outdated(run: RunDirectory) -> None:
     """Remove exports of checkpoints that no longer exist, or were written again."""
-    if not run.exports.is_dir():
-        return
     live = {path.name: path for path in run.complete_checkpoints()}
-    for directory in run.exports.iterdir():
+    for directory in run.exports.glob("step_*"):
         if not _is_an_export(directory):
             continue
         checkpoint = live.get(directory.name)

@@ -313,7 +313,6 @@ def another_shape(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
     write(directory, tensors | {"model.norm.weight": torch.ones(9)})
 
 
-@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -328,14 +327,19 @@ def another_shape(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
         (another_shape, "model.norm.weight has the shape (9,), and its config.json makes it (8,)"),
     ],
 )
-def test_the_command_refuses_a_hostile_directory(
+def test_hostile_directories(
     tmp_path: Path, spoil: Callable[[Path, dict[str, torch.Tensor]], None], said: str
 ) -> None:
-    directory = tmp_path / "in"
-    out = tmp_path / "out"
-    spoil(directory, model(directory))
+    spoil(tmp_path / "in", model(tmp_path / "in"))
+    assert said in refusal(tmp_path / "in", tmp_path / "out")
+
+
+@pytest.mark.distributed
+def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:
+    directory, out = tmp_path / "in", tmp_path / "out"
+    a_billion_layers(directory, model(directory))
     done = warm_cli(["import", str(directory), "--out", str(out), "--config", "demo", *OVERRIDES])
-    assert_refused(done, said)
+    assert_refused(done, "config.json tells of 1000000000 layers, and the files have 13 tensors")
     assert not out.exists()
 
 
