@@ -142,10 +142,6 @@ class Checkpoints:
         """Set the digests of the frozen bank that the next checkpoints state."""
         self.identity["frozen_bank"]["sha256"] = bank
 
-    def newest(self) -> Path | None:
-        """Return the newest complete checkpoint by the markers, or None; `latest` is for people."""
-        return self.run.newest_checkpoint()
-
     def save(self, engine: Any, position: Position, in_background: bool) -> str | None:
         """Begin to write a checkpoint, once the previous save is done (collective); see `commit`.
 
@@ -340,7 +336,7 @@ class Checkpoints:
             with self.errors.recording(checkpoint):
                 (checkpoint / MARKER).replace(checkpoint / WITHDRAWN)
                 remove_file(self.run.latest)
-                self.run.name_latest(self.newest())
+                self.run.name_latest(self.run.newest_checkpoint())
         self._not_yet_good = None
         dist.barrier()
 

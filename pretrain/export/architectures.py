@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from pretrain.export.names import (
     CLASSES,
     GPT2,
     LLAMA,
+    OWN_CODE,
     PARTS,
     STARCODER2,
     ModelClass,
@@ -32,8 +32,6 @@ from pretrain.export.names import (
 )
 from pretrain.export.projections import Corrections, corrections, corrections_of, rows
 from pretrain.export.weight_files import Weight, whole
-
-MODELING_FILE = "modeling_ora.py"
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Architecture:
         parts: Parts that replace those of transformers' class, {norm, mlp, qk_norm, logit_softcap:
             value}.
         corrections: Corrections that follow the projections, layer by layer. A model with parts or
-            corrections is a subclass in MODELING_FILE.
+            corrections is a subclass in OWN_CODE.
     """
 
     config: Config
@@ -56,18 +54,13 @@ class Architecture:
 
     @property
     def custom(self) -> bool:
-        """Return whether the class is a subclass in MODELING_FILE."""
+        """Return whether the class is a subclass in OWN_CODE."""
         return bool(self.parts) or any(any(layer.values()) for layer in self.corrections)
 
     @property
     def class_name(self) -> str:
         """Return the class that `AutoModelForCausalLM` loads."""
         return (self.model_class.adapted if self.custom else self.model_class.stock)[0]
-
-    @property
-    def files(self) -> list[Path]:
-        """Return the code files to copy into the export; none for a stock class."""
-        return [Path(__file__).with_name(MODELING_FILE)] if self.custom else []
 
     def config_json(self, eod_id: int, dtype: str) -> dict[str, Any]:
         """Return the content of config.json.
@@ -99,10 +92,9 @@ class Architecture:
         values: dict[str, Any] = {"architectures": [name], "model_type": model_type}
         if not self.custom:
             return values
-        module = MODELING_FILE.removesuffix(".py")
         values["auto_map"] = {
-            "AutoConfig": f"{module}.{name.replace('ForCausalLM', 'Config')}",
-            "AutoModelForCausalLM": f"{module}.{name}",
+            "AutoConfig": f"{OWN_CODE.stem}.{name.replace('ForCausalLM', 'Config')}",
+            "AutoModelForCausalLM": f"{OWN_CODE.stem}.{name}",
         }
         values |= {"corrections": self.corrections, "parts": dict(self.parts)}
         convolved = [sum("taps" in part for part in layer.values()) for layer in self.corrections]

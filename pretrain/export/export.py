@@ -31,6 +31,7 @@ from pretrain.export.architectures import Architecture, architecture_of
 from pretrain.export.card import model_card
 from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.models import CHECKPOINT_FACT, FACTS, FILES_FACT, require_transformers
+from pretrain.export.names import OWN_CODE
 from pretrain.export.projections import folded_adapters
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
 from pretrain.export.trained_run import TrainedRun, load_model, open_trained_run
@@ -118,18 +119,18 @@ def _write_settings(
     ids = {"bos_token_id": eod_id, "eos_token_id": eod_id, "pad_token_id": eod_id}
     write_json(directory / "generation_config.json", ids)
     write_tokenizer(run.blend.manifests[0], directory, length)
-    for file in architecture.files:
-        shutil.copyfile(file, directory / file.name)
+    if architecture.custom:
+        shutil.copyfile(OWN_CODE, directory / OWN_CODE.name)
 
 
 def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
     """Return the names of the adapters that were folded into rows, which thereby leave the bank."""
-    in_layers = [folded_adapters(layer.self_attention.linear_qkv) for layer in model.decoder.layers]
-    return [
-        adapter.name
-        for adapter in run.config.policy.corrections
-        if any(adapter.name in names for names in in_layers)
-    ]
+    folded = {
+        name
+        for layer in model.decoder.layers
+        for name in folded_adapters(layer.self_attention.linear_qkv)
+    }
+    return [adapter.name for adapter in run.config.policy.corrections if adapter.name in folded]
 
 
 def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
