@@ -30,22 +30,29 @@ def learned_rows(layers: int = 2) -> dict[str, list[list[int]]]:
     return {f"transformer.h.{layer}.attn.c_attn.weight": [[0, 64]] for layer in range(layers)}
 
 
-def tiny_language_model(rotary: bool) -> Any:
-    """Two layers of width 32 with four heads, drawn from torch's generator."""
-    from transformers import GPT2Config, GPT2LMHeadModel, Starcoder2Config, Starcoder2ForCausalLM
+ROTARY: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+LEARNED: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4}
 
+
+def model_of(model_type: str, **settings: Any) -> Any:
+    """A model of transformers, its weights drawn from torch's generator."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
+
+
+def tiny_language_model(rotary: bool) -> Any:
+    """Two layers of width 32 with four heads."""
     ids = {"bos_token_id": 2, "eos_token_id": 2, "vocab_size": VOCAB_SIZE}
     if not rotary:
-        config = GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH, **ids)
-        return GPT2LMHeadModel(config)
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
+        return model_of("gpt2", **LEARNED, **ids, n_positions=LENGTH)
     more = {"num_key_value_heads": 4, "max_position_embeddings": LENGTH, "use_bias": False}
-    return Starcoder2ForCausalLM(Starcoder2Config(**ids, **sizes, **more, tie_word_embeddings=True))
+    return model_of("starcoder2", **ROTARY, **ids, **more, tie_word_embeddings=True)
 
 
 def tiny_export(

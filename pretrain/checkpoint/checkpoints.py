@@ -142,10 +142,6 @@ class Checkpoints:
         """Set the digests of the frozen bank that the next checkpoints state."""
         self.identity["frozen_bank"]["sha256"] = bank
 
-    def newest(self) -> Path | None:
-        """Return the newest complete checkpoint by the markers, or None; `latest` is for people."""
-        return self.run.newest_checkpoint()
-
     def save(self, engine: Any, position: Position, in_background: bool) -> str | None:
         """Begin to write a checkpoint, once the previous save is done (collective); see `commit`.
 
@@ -311,8 +307,8 @@ class Checkpoints:
             wait: let a committed save finish first, which needs the other ranks to do the same.
         """
         if self._saving is not None:
-            if wait:
-                self._saving.finish(self._timeout)
+            if wait and self._saving.may_count:
+                self._saving.join(self._timeout)
             self._saving.abandon()
             self._saving.join(LONGEST_SILENCE)  # it ends after the chunk or the fsync that it is in
             self._saving = None
@@ -322,7 +318,7 @@ class Checkpoints:
         if self._not_yet_good is None:
             return
         if self._saving is not None and self._saving.path == self._not_yet_good:
-            self._saving.mark_good()
+            self._saving.good = True
         elif self.context.is_first:
             self._mark_good(self._not_yet_good)
         self._not_yet_good = None
@@ -340,7 +336,7 @@ class Checkpoints:
             with self.errors.recording(checkpoint):
                 (checkpoint / MARKER).replace(checkpoint / WITHDRAWN)
                 remove_file(self.run.latest)
-                self.run.name_latest(self.newest())
+                self.run.name_latest(self.run.newest_checkpoint())
         self._not_yet_good = None
         dist.barrier()
 
@@ -364,7 +360,7 @@ class Checkpoints:
 
     def _record(self, saving: Saving, error: Exception) -> None:
         if isinstance(error, OSError):
-            needed = saving.bytes * self.context.world_size
+            needed = saving.snapshot.values.nbytes * self.context.world_size
             self.errors.record(UserError(storage_sentence(error, saving.path, needed)))
         elif isinstance(error, UserError):
             self.errors.record(error)

@@ -39,6 +39,10 @@ from pretrain.errors import UserError
 class StoredCheckpoint:
     """A complete checkpoint on disk, opened for reading.
 
+    Args:
+        rank: Tensor-parallel rank whose parts are given to models and engines.
+        size: Number of tensor-parallel ranks.
+
     Attributes:
         about: Content of checkpoint.json.
         parameters: {logical name: the stored parameter}.
@@ -47,8 +51,10 @@ class StoredCheckpoint:
         UserError: the checkpoint is of another format, or damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rank: int = 0, size: int = 1) -> None:
         self.path = path
+        self._rank = rank
+        self._size = size
         self.about = read_about(path)
         self.parameters = read_index(path)
         self._files: dict[str, Any] = {}
@@ -147,51 +153,10 @@ class StoredCheckpoint:
             )
         return values
 
-
-def _shift(stored: Block, target: Block, shape: tuple[int, ...]) -> int | None:
-    """Return the offset between an element's index in the flattened `stored` and `wanted` blocks.
-
-    None if the offset is not constant, as when one block is cut along rows and the other along
-    columns.
-    """
-    if stored == target:
-        return 0
-    ours = stored.rows(shape)
-    theirs = target.rows(shape)
-    return None if ours is None or theirs is None else ours[0] - theirs[0]
-
-
-def load_weights(checkpoint: Path, model: GPT) -> None:
-    """Load a checkpoint's weights into a model built without parallelism, in the model's precision.
-
-    Args:
-        checkpoint: The checkpoint's directory.
-        model: A model with exactly the checkpoint's parameters and kept rows; other buffers, such
-            as a frozen bank, keep their values.
-
-    Raises:
-        UserError: the checkpoint is of another model, of another format, or damaged.
-    """
-    StoredState(StoredCheckpoint(checkpoint), rank=0, size=1).give_weights(model)
-
-
-class StoredState:
-    """The training state in a checkpoint, for one tensor-parallel rank.
-
-    Args:
-        rank: tensor-parallel rank.
-        size: Number of tensor-parallel ranks.
-    """
-
-    def __init__(self, stored: StoredCheckpoint, rank: int, size: int) -> None:
-        self._stored = stored
-        self._rank = rank
-        self._size = size
-
     def give_weights(self, model: GPT) -> None:
         """Overwrite every parameter and kept row of a model before DeepSpeed wraps it.
 
-        The model keeps its precision.
+        The model keeps its precision. Other buffers, such as a frozen bank, keep their values.
 
         Raises:
             UserError: the checkpoint is of another model, or damaged.
@@ -199,17 +164,17 @@ class StoredState:
         parts = parts_of_rank(model.inventory, self._rank, self._size)
         if self._size == 1:
             model_names = {part.name for tensor in parts.values() for part in tensor}
-            unknown = sorted(self._stored.parameters.keys() - model_names)
+            unknown = sorted(self.parameters.keys() - model_names)
             if unknown:
                 raise UserError(
-                    f"{self._stored.path} has a weight '{unknown[0]}' that this model has not; "
+                    f"{self.path} has a weight '{unknown[0]}' that this model has not; "
                     "restore the run's own config.yaml"
                 )
         with torch.no_grad():
             for name, weight in lasting_weights(model):
                 for part in parts[name]:
-                    self._stored.parameter(part.name, part.shape)
-                    values = self._stored.elements(
+                    self.parameter(part.name, part.shape)
+                    values = self.elements(
                         MASTER, part.name, block=part.block, start=0, length=part.numel
                     )
                     weight.view(-1).narrow(0, part.start, part.numel).copy_(values)
@@ -226,23 +191,23 @@ class StoredState:
             for part, start, values_start, length in overlaps(
                 live.start, live.length, parts[live.name]
             ):
-                stored = self._stored.parameter(part.name, part.shape)
+                stored = self.parameter(part.name, part.shape)
                 self._require_states(part.name, stored, live)
                 # Slices of one flat tensor share a step count, so their stored counts must agree.
                 if steps.setdefault(id(live.state), stored.step) != stored.step:
                     raise UserError(
-                        f"{self._stored.path} has step counts that this run's optimizer keeps "
+                        f"{self.path} has step counts that this run's optimizer keeps "
                         f"together, and '{part.name}' has another; restore the run's own "
                         "config.yaml"
                     )
                 if live.step is not None and stored.step is not None:
                     live.step.fill_(stored.step)
                 for kind in live.kinds:
-                    values = self._stored.elements(
+                    values = self.elements(
                         kind, part.name, block=part.block, start=start, length=length
                     )
                     live.values(kind).narrow(0, values_start, length).copy_(values)
-        set_counters(engine, self._stored.about.counters)
+        set_counters(engine, self.about.counters)
 
     def _require_states(self, name: str, stored: StoredParameter, live: Slice) -> None:
         """Check that a parameter has the states that this run's optimizer keeps."""
@@ -250,6 +215,19 @@ class StoredState:
             return
         kept, needed = (", ".join(states) or "none" for states in (stored.states, live.states))
         raise UserError(
-            f"{self._stored.path} has the optimizer states {kept} of '{name}' but this run's "
+            f"{self.path} has the optimizer states {kept} of '{name}' but this run's "
             f"optimizer keeps {needed}; set the optimizer back, or choose another run.name"
         )
+
+
+def _shift(stored: Block, target: Block, shape: tuple[int, ...]) -> int | None:
+    """Return the offset between an element's index in the flattened `stored` and `wanted` blocks.
+
+    None if the offset is not constant, as when one block is cut along rows and the other along
+    columns.
+    """
+    if stored == target:
+        return 0
+    ours = stored.rows(shape)
+    theirs = target.rows(shape)
+    return None if ours is None or theirs is None else ours[0] - theirs[0]

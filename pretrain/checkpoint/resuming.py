@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoint.branching import branch_points
-from pretrain.checkpoint.format import About, DamagedCheckpoint
+from pretrain.checkpoint.format import DamagedCheckpoint
 from pretrain.checkpoint.identity import accept_identity, layout_changes, layout_line
-from pretrain.checkpoint.loading import StoredCheckpoint, StoredState
+from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
 from pretrain.config.keys import Change
 from pretrain.config.resolved import Resolved
@@ -38,25 +38,18 @@ class Start:
     """The start of a run.
 
     Attributes:
-        checkpoint: the checkpoint to resume from; None: start at step 0.
-        state: the checkpoint's content, for this rank.
-        about: content of the checkpoint's checkpoint.json.
+        stored: the checkpoint to resume from, for this rank; None: start at step 0.
+        position: progress of the run that the checkpoint has.
         trunk: the run that the checkpoint belongs to, if this run begins as its branch.
         layout_changes: differences from the layout that wrote the checkpoint.
         notes: lines for the user.
     """
 
-    checkpoint: Path | None = None
-    state: StoredState | None = None
-    about: About | None = None
+    stored: StoredCheckpoint | None = None
+    position: Position = field(default_factory=Position)
     trunk: RunDirectory | None = None
     layout_changes: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def position(self) -> Position:
-        """Return the progress of the run that the checkpoint has."""
-        return self.about.position if self.about is not None else Position()
 
 
 def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str, Any]) -> Start:
@@ -87,18 +80,18 @@ def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str,
     if newest is None:
         return Start(notes=tuple(notes))
     with together():
-        stored = StoredCheckpoint(newest)
+        stored = StoredCheckpoint(
+            newest, context.tensor_parallel_rank, context.tensor_parallel_size
+        )
     changes = layout_changes(stored.about.layout, resolved.layout)
     notes += [layout_line(changes, config.model.dropout)] if changes else []
     notes += [
         f"changed on resume, as data.allow_change permits: {change}"
         for change in accept_identity(str(newest), stored.about, identity, config.data.allow_change)
     ]
-    state = StoredState(stored, context.tensor_parallel_rank, context.tensor_parallel_size)
     return Start(
-        checkpoint=newest,
-        state=state,
-        about=stored.about,
+        stored=stored,
+        position=stored.about.position,
         trunk=trunk,
         layout_changes=tuple(changes),
         notes=tuple(notes),

@@ -48,8 +48,9 @@ class Saving:
 
     Attributes:
         error: The error that ended the thread, if any.
-        good: Whether the checkpoint is known good. After the thread has ended, the caller has to
-            write the mark.
+        good: Whether the checkpoint is known good; set by the caller, who has to write the mark
+            after the thread has ended.
+        snapshot: Values that this rank writes.
         seconds_write: Time the thread took to write, hash and make durable this rank's file; 0
             until then.
     """
@@ -69,7 +70,7 @@ class Saving:
         self.good = False
         self.seconds_write = 0.0
         self._waited = AwakeTime(timeout)
-        self._snapshot = snapshot
+        self.snapshot = snapshot
         self._about = about
         self._world_size = world_size
         self._timeout = timeout
@@ -81,11 +82,6 @@ class Saving:
         # not count.
         self._thread = threading.Thread(target=self._run, name=f"save {path.name}", daemon=True)
         self._thread.start()
-
-    @property
-    def bytes(self) -> int:
-        """Return the size of this rank's file, without its header."""
-        return self._snapshot.values.nbytes
 
     @property
     def running(self) -> bool:
@@ -110,7 +106,7 @@ class Saving:
         idle = self._waited.look()
         if not self._written.is_set() and idle > PATIENCE * self._timeout:
             end_process(
-                f"rank {self._snapshot.rank} waited {idle:.0f} s (parallel.timeout_seconds is "
+                f"rank {self.snapshot.rank} waited {idle:.0f} s (parallel.timeout_seconds is "
                 f"{self._timeout:g}) for the file system of {self.path}, which takes no byte; "
                 "look at it, then the same command continues from the newest checkpoint"
             )
@@ -119,10 +115,6 @@ class Saving:
         """Allow the checkpoint to become complete: the metrics up to its step are durable."""
         self.good = good
         self._may_count.set()
-
-    def mark_good(self) -> None:
-        """Mark the checkpoint as known good once it is complete."""
-        self.good = True
 
     def join(self, seconds: float) -> None:
         """Wait for the end of the thread, at most `seconds`."""
@@ -133,17 +125,11 @@ class Saving:
         self._abandoned.set()
         self._may_count.set()
 
-    def finish(self, seconds: float) -> None:
-        """Wait for a committed save, at most `seconds`; then stop the thread."""
-        if self.may_count:
-            self.join(seconds)
-        self.abandon()
-
     def _run(self) -> None:
         started = time.perf_counter()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_snapshot(self._snapshot, self.path, self._abandoned, self._move)
+            write_snapshot(self.snapshot, self.path, self._abandoned, self._move)
             self.seconds_write = time.perf_counter() - started
             self._written.set()
             if self._about is not None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from pretrain.export.names import (
     CLASSES,
     GPT2,
     LLAMA,
+    OWN_CODE,
     PARTS,
     STARCODER2,
     ModelClass,
@@ -31,9 +31,7 @@ from pretrain.export.names import (
     with_parts,
 )
 from pretrain.export.projections import Corrections, corrections, corrections_of, rows
-from pretrain.export.weight_files import Weight
-
-MODELING_FILE = "modeling_ora.py"
+from pretrain.export.weight_files import Weight, whole
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Architecture:
         parts: Parts that replace those of transformers' class, {norm, mlp, qk_norm, logit_softcap:
             value}.
         corrections: Corrections that follow the projections, layer by layer. A model with parts or
-            corrections is a subclass in MODELING_FILE.
+            corrections is a subclass in OWN_CODE.
     """
 
     config: Config
@@ -56,18 +54,13 @@ class Architecture:
 
     @property
     def custom(self) -> bool:
-        """Return whether the class is a subclass in MODELING_FILE."""
+        """Return whether the class is a subclass in OWN_CODE."""
         return bool(self.parts) or any(any(layer.values()) for layer in self.corrections)
 
     @property
     def class_name(self) -> str:
         """Return the class that `AutoModelForCausalLM` loads."""
         return (self.model_class.adapted if self.custom else self.model_class.stock)[0]
-
-    @property
-    def files(self) -> list[Path]:
-        """Return the code files to copy into the export; none for a stock class."""
-        return [Path(__file__).with_name(MODELING_FILE)] if self.custom else []
 
     def config_json(self, eod_id: int, dtype: str) -> dict[str, Any]:
         """Return the content of config.json.
@@ -99,10 +92,9 @@ class Architecture:
         values: dict[str, Any] = {"architectures": [name], "model_type": model_type}
         if not self.custom:
             return values
-        module = MODELING_FILE.removesuffix(".py")
         values["auto_map"] = {
-            "AutoConfig": f"{module}.{name.replace('ForCausalLM', 'Config')}",
-            "AutoModelForCausalLM": f"{module}.{name}",
+            "AutoConfig": f"{OWN_CODE.stem}.{name.replace('ForCausalLM', 'Config')}",
+            "AutoModelForCausalLM": f"{OWN_CODE.stem}.{name}",
         }
         values |= {"corrections": self.corrections, "parts": dict(self.parts)}
         convolved = [sum("taps" in part for part in layer.values()) for layer in self.corrections]
@@ -136,19 +128,15 @@ class Architecture:
             key = keys[0]
             if key in ("embedding.word", "output"):
                 # One row for each piece of the tokenizer; the rows that pad the embedding stay out.
-                yield _whole(f"{name}.weight", tensors[key][: self.config.model.vocab_size])
+                yield whole(f"{name}.weight", tensors[key][: self.config.model.vocab_size])
             elif key == "embedding.position":
-                yield _whole(f"{name}.weight", tensors[key])
+                yield whole(f"{name}.weight", tensors[key])
             elif key in tensors:
-                yield from self._matrix(
-                    name, tuple(tensors[key].shape), partial(_itself, tensors[key])
-                )
-            else:  # the vectors of a norm
-                # RMS norms have no bias.
-                for vector in (
-                    vector for vector in ("weight", "bias") if f"{key}.{vector}" in tensors
-                ):
-                    yield _whole(f"{name}.{vector}", tensors[f"{key}.{vector}"])
+                yield from self._matrix(name, tuple(tensors[key].shape), tensors[key].detach)
+            else:  # every parameter of a norm
+                for own_key, tensor in tensors.items():
+                    if own_key.startswith(f"{key}."):
+                        yield whole(f"{name}{own_key.removeprefix(key)}", tensor)
 
     def row_ranges(
         self, layer: int, groups: Mapping[Role, Sequence[int]]
@@ -157,29 +145,25 @@ class Architecture:
 
         Args:
             layer: Layer number, from 0.
-            groups: {role: numbers of the key heads}.
+            groups: {role: numbers of the key heads, ascending}.
 
         Returns:
             {tensor: [first, end] of each range of rows}.
         """
-        queries = self.config.model.num_attention_heads // self.config.num_query_groups
-        heads = {
-            "query": [
-                group * queries + head for group in groups["query"] for head in range(queries)
-            ],
-            "key": [*groups["key"]],
-        }
         by_tensor: dict[str, list[list[int]]] = {}
-        for role in (role for role in ROLES if heads[role]):
+        for role in (role for role in ROLES if groups[role]):
             module, parts = self.model_class.module_of(layer, role)
-            offset = sum(self._heads(part) for part in parts[: parts.index(role)])
-            # GPT2 has a key head for every query head: each key head of the run is written several
-            # times.
-            copies = self._heads("key") // self.config.num_query_groups if role == "key" else 1
-            places = [
-                offset + head * copies + copy for head in heads[role] for copy in range(copies)
-            ]
-            _add_ranges(by_tensor.setdefault(f"{module}.weight", []), places, self.config.head_dim)
+            ranges = by_tensor.setdefault(f"{module}.weight", [])
+            start = sum(self._heads(part) for part in parts[: parts.index(role)])
+            # Heads for one key head of the run. GPT2 has a key head for every query head.
+            heads = self._heads(role) // self.config.num_query_groups
+            for group in groups[role]:
+                first = (start + group * heads) * self.config.head_dim
+                end = first + heads * self.config.head_dim
+                if ranges and ranges[-1][1] == first:
+                    ranges[-1][1] = end
+                else:
+                    ranges.append([first, end])
         return by_tensor
 
     def _heads(self, part: Part) -> int:
@@ -201,7 +185,7 @@ class Architecture:
             added = corrections(attention, part, self.corrections[layer][part], heads[part])
             prefix = f"{name}.corrections" + (f".{part}" if len(parts) > 1 else "")
             for weight_name, tensor in added.items():
-                yield _whole(f"{prefix}.{weight_name}", tensor)
+                yield whole(f"{prefix}.{weight_name}", tensor)
 
     def _matrix(
         self, name: str, shape: tuple[int, ...], make: Callable[[], torch.Tensor]
@@ -300,14 +284,6 @@ def _own_weights(model: GPT) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _whole(name: str, weight: torch.Tensor) -> Weight:
-    return Weight(name, tuple(weight.shape), partial(_itself, weight))
-
-
-def _itself(weight: torch.Tensor) -> torch.Tensor:
-    return weight
-
-
 def _flat_rows(attention: Any, heads: Mapping[Part, int]) -> torch.Tensor:
     """Return rows `[heads * head_dim, hidden]` of some parts, repeated to that many heads."""
     parts = []
@@ -317,13 +293,3 @@ def _flat_rows(attention: Any, heads: Mapping[Part, int]) -> torch.Tensor:
             part_rows = part_rows.repeat_interleave(count // len(part_rows), dim=0)
         parts.append(part_rows.flatten(0, 1))
     return torch.cat(parts)
-
-
-def _add_ranges(ranges: list[list[int]], heads: Sequence[int], head_dim: int) -> None:
-    """Add the rows of ascending heads; neighbouring heads make one range."""
-    for head in heads:
-        first, end = head * head_dim, (head + 1) * head_dim
-        if ranges and ranges[-1][1] == first:
-            ranges[-1][1] = end
-        else:
-            ranges.append([first, end])

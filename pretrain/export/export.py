@@ -31,6 +31,7 @@ from pretrain.export.architectures import Architecture, architecture_of
 from pretrain.export.card import model_card
 from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.models import CHECKPOINT_FACT, FACTS, FILES_FACT, require_transformers
+from pretrain.export.names import OWN_CODE
 from pretrain.export.projections import folded_adapters
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
 from pretrain.export.trained_run import TrainedRun, load_model, open_trained_run
@@ -43,7 +44,6 @@ from pretrain.runs.environment import package_version
 
 PACKAGES = ("transformers", "tokenizers", "safetensors")
 """Packages whose versions export.json states, beside torch's."""
-NAMES_OF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 ALLOWED, ALLOWED_ROUNDED = 1e-4, 0.1
 """Allowed difference of a logit, relative to the largest; the second where weights are rounded to
 bf16."""
@@ -114,22 +114,23 @@ def _write_settings(
 ) -> None:
     """Write config.json, generation_config.json, the tokenizer, and the export's own code."""
     eod_id, length = run.blend.eod_id, run.config.data.sequence_length
-    write_json(directory / "config.json", architecture.config_json(eod_id, NAMES_OF_DTYPES[dtype]))
+    type_name = str(DTYPES[dtype]).removeprefix("torch.")
+    write_json(directory / "config.json", architecture.config_json(eod_id, type_name))
     ids = {"bos_token_id": eod_id, "eos_token_id": eod_id, "pad_token_id": eod_id}
     write_json(directory / "generation_config.json", ids)
     write_tokenizer(run.blend.manifests[0], directory, length)
-    for file in architecture.files:
-        shutil.copyfile(file, directory / file.name)
+    if architecture.custom:
+        shutil.copyfile(OWN_CODE, directory / OWN_CODE.name)
 
 
 def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
     """Return the names of the adapters that were folded into rows, which thereby leave the bank."""
-    in_layers = [folded_adapters(layer.self_attention.linear_qkv) for layer in model.decoder.layers]
-    return [
-        adapter.name
-        for adapter in run.config.policy.corrections
-        if any(adapter.name in names for names in in_layers)
-    ]
+    folded = {
+        name
+        for layer in model.decoder.layers
+        for name in folded_adapters(layer.self_attention.linear_qkv)
+    }
+    return [adapter.name for adapter in run.config.policy.corrections if adapter.name in folded]
 
 
 def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:

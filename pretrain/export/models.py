@@ -43,13 +43,19 @@ def model_digest(directory: Path) -> str:
     for path in sorted({path for kind in _CONTENT for path in directory.glob(kind)}):
         if path.name != FACTS:
             digest.update(path.name.encode() + b"\0")
-            try:
-                with open_regular(path) as file:
-                    while block := file.read(1 << 20):
-                        digest.update(block)
-            except OSError as error:
-                raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+            with _reading(path), open_regular(path) as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
     return digest.hexdigest()
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{file} cannot be read: {reason}") from error
 
 
 def require_trust(directory: Path, trusted: bool) -> None:
@@ -84,11 +90,8 @@ def named_code(directory: Path) -> Iterator[tuple[Path, str, Any]]:
         UserError: a file cannot be read.
     """
     for file in sorted(directory.glob("*config.json")):
-        try:
+        with _reading(file):
             content = json.loads(read_regular(file))
-        except (OSError, ValueError, RecursionError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UserError(f"{file} cannot be read: {reason}") from error
         for key, value in content.items() if isinstance(content, dict) else ():
             if key == _AUTO_MAP or (key.endswith(_IMPLEMENTATION) and "/" in str(value)):
                 yield file, key, value
@@ -125,10 +128,8 @@ def loading(directory: Path) -> Iterator[None]:
         UserError: transformers raised an error, or a file in the directory is not a regular one.
     """
     for path in sorted({path for kind in _CONTENT for path in directory.glob(kind)}):
-        try:
+        with _reading(path):
             open_regular(path, None if path.suffix == ".safetensors" else MOST_BYTES).close()
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
         yield
     # transformers, tokenizers and safetensors raise types of all kinds for a damaged file.

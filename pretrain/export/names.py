@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
+
+OWN_CODE = Path(__file__).with_name("modeling_ora.py")
+"""File that is copied into an export of a model that no class of transformers computes."""
 
 Part = Literal["query", "key", "value"]
 PARTS: tuple[Part, ...] = ("query", "key", "value")

@@ -118,6 +118,7 @@ def folded_adapters(linear: torch.nn.Module) -> tuple[str, ...]:
 
 Corrections = dict[Part, dict[str, int]]
 """{part: {correction: its width, its taps or 1}}, in the names of `modeling_ora`."""
+_WEIGHT_NAMES = {"bias": "bias", "taps": "convolution.taps"}
 
 
 def corrections_of(policy: QKPolicy, adapted_groups: Collection[int]) -> Corrections:
@@ -162,18 +163,17 @@ def corrections(
     """
     linear, config = attention.linear_qkv, attention.config
     head_dim, groups = attention.hidden_size_per_attention_head, config.num_query_groups
-    of_one_head = {
-        "bias": {"bias": torch.zeros(head_dim)},
-        "taps": {"convolution.taps": torch.eye(1, sizes.get("taps", 1)).expand(head_dim, -1)},
+    neutral = {
+        "bias": torch.zeros(head_dim),
+        "convolution.taps": torch.eye(1, sizes.get("taps", 1)).expand(head_dim, -1),
     }
     members = config.num_attention_heads // groups if part == "query" else 1
     adapted = _own_corrections(linear, part, sizes) if sizes else {}
     weights = {}
-    for name, per_head in (
-        weight for correction in sizes for weight in of_one_head[correction].items()
-    ):
+    for name in (_WEIGHT_NAMES[correction] for correction in sizes):
         # Heads without an adapter keep the neutral value.
-        whole = per_head.double().repeat(groups, members, *[1] * per_head.dim())
+        per_head = neutral[name].double()
+        whole = per_head.repeat(groups, members, *[1] * per_head.dim())
         whole[linear.adapted_groups] = adapted[name].detach().double().unflatten(0, (-1, members))
         repeated = whole.flatten(0, 1).repeat_interleave(heads // (groups * members), dim=0)
         weights[name] = repeated.flatten(0, 1)
@@ -191,18 +191,15 @@ def _own_corrections(
     if "taps" in sizes:
         taps = adapters.get_parameter(f"{part}_taps")
         weights["convolution.taps"] = taps.unflatten(0, (-1, head_dim))
-    if part == "value":
-        return weights
-    groups = len(linear.adapted_groups)
-    queries = len(linear.adapted_groups) * linear.queries_per_group
-    query, key = (torch.zeros(1, 1, count, head_dim).double() for count in (queries, groups))
-    zeros = Heads(query, key)
     if "bias" in sizes:
+        groups = len(linear.adapted_groups)
+        heads = (groups * linear.queries_per_group, groups)
+        query, key = (torch.zeros(1, 1, count, head_dim).double() for count in heads)
         names = tuple(adapters.steps)
         following = [
             name for name in names[names.index("query_key_bias") :] if name != "short_convolution"
         ]
         # Adapters are affine: on zeros they leave the bias, transformed by the adapters behind it.
-        biases = adapters.apply_some(following, zeros, {})
+        biases = adapters.apply_some(following, Heads(query, key), {})
         weights["bias"] = (biases.query if part == "query" else biases.key)[0, 0]
     return weights

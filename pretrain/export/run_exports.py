@@ -22,6 +22,7 @@ from pretrain.export.models import (
     named_code,
     require_transformers,
 )
+from pretrain.export.names import OWN_CODE
 from pretrain.ranks.devices import ask_for
 from pretrain.ranks.environment import speaks_for_all, without_launcher
 from pretrain.ranks.launch import prepare_child
@@ -30,7 +31,6 @@ from pretrain.runs.facts import read_facts
 
 _DTYPES = ("fp32", "bf16")
 _TIMEOUT = 6 * 3600
-_OWN_CODE = Path(__file__).with_name("modeling_ora.py")
 _OWN_FILES = {
     "config.json",
     "generation_config.json",
@@ -40,7 +40,7 @@ _OWN_FILES = {
     "model.safetensors",
     "README.md",
     FACTS,
-    _OWN_CODE.name,
+    OWN_CODE.name,
 }
 
 
@@ -197,26 +197,22 @@ def is_own_export(directory: Path) -> bool:
             return False
         stated = read_facts(directory / FACTS).get(FILES_FACT)
         digests = {path.name: hash_file(path) for path in directory.iterdir() if path.name != FACTS}
-        own_code = re.compile(rf"{_OWN_CODE.stem}\.\w+")
-        code_maps = [dict(value) for _, _, value in named_code(directory)]
-        foreign = [
-            name
-            for code_map in code_maps
-            for name in code_map.values()
-            if not own_code.fullmatch(str(name))
-        ]
+        own_class = re.compile(rf"{OWN_CODE.stem}\.\w+")
+        only_own = all(
+            own_class.fullmatch(str(name))
+            for _, _, code_map in named_code(directory)
+            for name in dict(code_map).values()
+        )
     except (OSError, ValueError, TypeError):
         return False
-    code = digests.get(_OWN_CODE.name)
-    return stated == digests and not foreign and code in (None, hash_file(_OWN_CODE))
+    code = digests.get(OWN_CODE.name)
+    return stated == digests and only_own and code in (None, hash_file(OWN_CODE))
 
 
 def _remove_outdated(run: RunDirectory) -> None:
     """Remove exports of checkpoints that no longer exist, or were written again."""
-    if not run.exports.is_dir():
-        return
     live = {path.name: path for path in run.complete_checkpoints()}
-    for directory in run.exports.iterdir():
+    for directory in run.exports.glob("step_*"):
         if not _is_an_export(directory):
             continue
         checkpoint = live.get(directory.name)

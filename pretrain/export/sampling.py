@@ -50,10 +50,8 @@ class Sampler:
         require_trust(directory, trust_code)
         self.tokenizer = read_tokenizer(directory, trust_code)
         self.model = read_language_model(directory, trust_code, "auto").eval()
-        config = self.model.config
-        self.longest: int | None = getattr(config, "max_position_embeddings", None)
         # Learned positions end there; rotary ones continue beyond the lengths seen in training.
-        self.ends_there = hasattr(config, "n_positions")
+        self.positions: int | None = getattr(self.model.config, "n_positions", None)
 
     def write(self, prompt: str, sampling: Sampling) -> str:
         """Print the prompt and then each new token.
@@ -98,9 +96,9 @@ class Sampler:
     def _ids(self, prompt: str, tokens: int) -> torch.Tensor:
         ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
         ids = ids or [self.model.config.eos_token_id]  # an empty prompt begins a document
-        if self.ends_there and self.longest is not None and len(ids) + tokens > self.longest:
+        if self.positions is not None and len(ids) + tokens > self.positions:
             raise UserError(
                 f"a prompt of {len(ids)} tokens and --tokens {tokens} are more than the "
-                f"{self.longest} positions that the model has learned; give fewer"
+                f"{self.positions} positions that the model has learned; give fewer"
             )
         return torch.tensor([ids])

@@ -33,7 +33,7 @@ from pretrain.errors import UserError
 from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.models import loading, named_code, require_transformers
 from pretrain.export.names import CLASSES, ModelClass
-from pretrain.export.weight_files import Weight, write_weights
+from pretrain.export.weight_files import whole, write_weights
 
 _HEAD = "lm_head.weight"
 WEIGHTS, CONFIG = "weights.safetensors", "config.yaml"
@@ -353,7 +353,7 @@ def import_model(
     source = open_source(directory)
     if orthonormal:
         source = _with_orthonormal_rows(source)
-    weights = [Weight(name, tuple(w.shape), w.clone) for name, w in source.weights.items()]
+    weights = [whole(name, weight) for name, weight in source.weights.items()]
     with made_beside(out) as new_directory:
         rows = {
             name: source.weights[name].split(source.section["head_dim"])

@@ -14,7 +14,7 @@ from megatron.core.models.gpt import GPTModel
 from data_pipeline.shards.blend import Blend
 from pretrain.checkpoint.format import read_about
 from pretrain.checkpoint.identity import bank_digests, check_bank, phases_without_at
-from pretrain.checkpoint.loading import load_weights
+from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
 from pretrain.config.foreign import load_foreign
 from pretrain.config.removed import without_removed
@@ -99,7 +99,7 @@ def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
         UserError: the bank is not that of the training, or the weights are those of another model.
     """
     model = build_model(run.config, context, run.config.phase_at(run.step).number)
-    load_weights(run.checkpoint, model)
+    StoredCheckpoint(run.checkpoint).give_weights(model)
     recipe = run.config.recipe
     live = {"recipe": recipe.as_dict() if recipe else None, "sha256": bank_digests(model, context)}
     check_bank(str(run.checkpoint), run.frozen_bank, live)

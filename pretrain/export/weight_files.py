@@ -32,6 +32,11 @@ class Weight:
     make: Callable[[], torch.Tensor]
 
 
+def whole(name: str, tensor: torch.Tensor) -> Weight:
+    """Return a weight that is in memory already."""
+    return Weight(name, tuple(tensor.shape), tensor.detach)
+
+
 def write_weights(
     path: Path,
     weights: Sequence[Weight],

@@ -324,12 +324,14 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
     identity = run_identity(resolved, blend)
     start = find_start(resolved, context, identity)
     position = start.position
-    resumed = start.checkpoint if start.trunk is None else None  # a trunk is only read
+    stored = start.stored
+    # A trunk is only read.
+    resumed = None if stored is None or start.trunk is not None else stored.path
     watch.at("building the model")
-    phased = PhasedEngine(resolved, context, position.step, start.state)
+    phased = PhasedEngine(resolved, context, position.step, stored)
     identity["frozen_bank"]["sha256"] = bank_digests(phased.engine.module, context)
-    if start.about is not None:
-        check_bank(str(start.checkpoint), start.about.frozen_bank, identity["frozen_bank"])
+    if stored is not None:
+        check_bank(str(stored.path), stored.about.frozen_bank, identity["frozen_bank"])
     errors = DeferredError(context.device)
     checkpoints = Checkpoints(resolved, context, identity, resumed=resumed, errors=errors)
     watch.at("the order of the samples")

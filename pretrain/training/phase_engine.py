@@ -19,7 +19,7 @@ import torch
 
 from megatron_patches.errors import MethodError
 from pretrain.checkpoint.identity import trained_digests
-from pretrain.checkpoint.loading import StoredState
+from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.config.resolved import Resolved
 from pretrain.model.build import build_model, compile_layers
 from pretrain.optimizer.reduction import OverlappedReduction
@@ -49,7 +49,7 @@ class PhasedEngine:
         resolved: Resolved,
         context: ParallelContext,
         step: int = 0,
-        state: StoredState | None = None,
+        state: StoredCheckpoint | None = None,
     ) -> None:
         self._resolved = resolved
         self._context = context
@@ -117,7 +117,7 @@ class PhasedEngine:
         # Engine and model hold each other; without this both models would be in memory at once.
         gc.collect()
 
-    def _build(self, state: TrainingState | StoredState | None) -> None:
+    def _build(self, state: TrainingState | StoredCheckpoint | None) -> None:
         resolved = self._resolved
         config = resolved.config
         model = build_model(config, self._context, self.phase.number)

@@ -113,7 +113,7 @@ def _stop_diverged(run: Run, record: StepRecord, cause: str) -> NoReturn:
     # The record first: the run directory must show the bad step even if withdrawing fails.
     run.record(record, durable=True)
     run.checkpoints.withdraw()
-    good = run.checkpoints.newest()
+    good = run.resolved.directory.newest_checkpoint()
     run.leave(DIVERGED)
     raise UserError(
         f"{cause}; lower optimizer.learning_rate or raise schedule.warmup_steps; the run resumes "

@@ -9,11 +9,11 @@ PARALLEL = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_paral
 LEARNED = {"model__position_embedding": "learned"}
 MODERN = {"model__norm": "rmsnorm", "model__mlp": "swiglu"}
 GROUPED = {"model__num_query_groups": 2}
+GROUPED_RANKS = {**PARALLEL, **GROUPED}
 TWO_RANKS: dict[str, dict[str, Any]] = {
     "vanilla": {
-        **PARALLEL,
+        **GROUPED_RANKS,
         **LEARNED,
-        **GROUPED,
         "attention__variant": "vanilla",
         "model__vocab_multiple": 96,  # 576 rows for 512 pieces
     },
@@ -30,44 +30,38 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
     },
     "unfreeze": {"attention__variant": "unfreeze"},
     "monarch": {
-        **PARALLEL,
-        **GROUPED,
+        **GROUPED_RANKS,
         "attention__variant": "monarch",
         "attention__frozen_heads": "{'0': 1, '1': 0.5}",
         "precision__dtype": "bf16",
     },
     "shared": {
-        **PARALLEL,
-        **GROUPED,
+        **GROUPED_RANKS,
         "attention__variant": "orthogonal_shared",
         "attention__frozen_heads": "{'0': 0.5, '1': 1}",
         "attention__adapters": "[low_rank, channel_scale]",
     },
     "monarch-trained": {
-        **PARALLEL,
-        **GROUPED,
+        **GROUPED_RANKS,
         "attention__variant": "monarch_trainable",
         "attention__phases": "[{at: 0.5, freeze: 1}]",
     },
     "llama": {
-        **PARALLEL,
-        **GROUPED,
+        **GROUPED_RANKS,
         **MODERN,
         "attention__variant": "monarch",
         "attention__frozen_heads": "{'0': 1, '1': 0.5}",
         "model__tied_embeddings": "false",
     },
     "qwen3": {
-        **PARALLEL,
-        **GROUPED,
+        **GROUPED_RANKS,
         **MODERN,
         "model__qk_norm": "true",
         "model__rotary_base": 1_000_000,
         "attention__adapters": "[low_rank]",
     },
     "convolved": {
-        **PARALLEL,
-        **GROUPED,
+        **GROUPED_RANKS,
         "attention__adapters": "[short_convolution, query_key_bias, channel_scale]",
         "attention__frozen_heads": "{'0': 0.5, '1': 1}",
         "attention__taps": 3,
@@ -146,6 +140,8 @@ ONE_RANK: dict[str, dict[str, Any]] = {
         "model__logit_softcap": 2.0,
         "attention__adapters": "[query_key_bias]",
     },
+}
+REFUSED: dict[str, dict[str, Any]] = {
     "scores": {
         "attention__variant": "synthesizer_random",
         "schedule__steps": 1,
@@ -153,30 +149,14 @@ ONE_RANK: dict[str, dict[str, Any]] = {
     },
     "wide": {**LEARNED, "model__head_dim": 16, "schedule__steps": 1, "schedule__warmup_steps": 1},
 }
-CLASSES = {
-    "orthogonal": "Starcoder2ForCausalLM",
-    "learned": "GPT2LMHeadModel",
-    "folded": "Starcoder2ForCausalLM",
-    "normed": "OraRotaryForCausalLM",
-    "normed-learned": "OraLearnedForCausalLM",
-    "vanilla": "GPT2LMHeadModel",
-    "hybrid": "Starcoder2ForCausalLM",
-    "penalty": "Starcoder2ForCausalLM",
-    "unfreeze": "Starcoder2ForCausalLM",
-    "monarch": "Starcoder2ForCausalLM",
-    "shared": "Starcoder2ForCausalLM",
-    "monarch-trained": "Starcoder2ForCausalLM",
-    "convolved": "OraRotaryForCausalLM",
-    "shared-vanilla": "GPT2LMHeadModel",
-    "low-rank": "Starcoder2ForCausalLM",
-    "frozen-query": "Starcoder2ForCausalLM",
-    "early": "Starcoder2ForCausalLM",
-    "convolved-learned": "OraLearnedForCausalLM",
-    "biased": "OraRotaryForCausalLM",
+OTHER_CLASSES = {
+    **dict.fromkeys(("learned", "shared-vanilla", "vanilla"), "GPT2LMHeadModel"),
     "llama": "LlamaForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3-whole": "Qwen3ForCausalLM",
-    "llama-convolved": "OraLlamaForCausalLM",
-    "modern-learned": "OraLearnedForCausalLM",
-    "half-modern": "OraLlamaForCausalLM",
+    **dict.fromkeys(("qwen3", "qwen3-whole"), "Qwen3ForCausalLM"),
+    **dict.fromkeys(("biased", "convolved", "normed"), "OraRotaryForCausalLM"),
+    **dict.fromkeys(("half-modern", "llama-convolved"), "OraLlamaForCausalLM"),
+    **dict.fromkeys(
+        ("convolved-learned", "modern-learned", "normed-learned"), "OraLearnedForCausalLM"
+    ),
 }
+CLASSES = dict.fromkeys((*ONE_RANK, *TWO_RANKS), "Starcoder2ForCausalLM") | OTHER_CLASSES

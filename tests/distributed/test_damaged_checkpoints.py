@@ -1,4 +1,7 @@
-"""Checkpoints that are damaged or another run's: one sentence, exit code 2, nothing changed."""
+"""Checkpoints that are damaged or another run's: one sentence, exit code 2, nothing changed.
+
+And what `python -m pretrain checkpoint list|verify` says of whole and of damaged ones.
+"""
 
 import json
 import os
@@ -177,34 +180,30 @@ def test_what_is_good_is_not_deleted_for_lost_files_and_lost_settings_are_told(
     assert [segment.get("lost") for segment in segments] == [None, ["config.yaml"]]
 
 
-@pytest.mark.parametrize("lost", [NEWEST, f"{NEWEST}/COMPLETE", "checkpoints"])
-def test_no_start_from_nothing_over_the_records_of_a_run(lost: str, trained: Trained) -> None:
-    run = trained.copy(f"only-{len(lost)}")
-    shutil.rmtree(run / BEFORE)
-    if (run / lost).is_dir():
-        shutil.rmtree(run / lost)
-    else:
-        (run / lost).unlink()
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        ((BEFORE, NEWEST), "step_00000004 is not complete any more, though"),
+        ((BEFORE, f"{NEWEST}/COMPLETE"), "step_00000004 is not complete any more, though"),
+        (("checkpoints", "metrics.jsonl"), "/summary.json tells of one"),
+        (("checkpoints", "summary.json"), "/metrics.jsonl tells of one"),
+        (("checkpoints", "metrics.jsonl", "summary.json"), "/state tells of one"),
+    ],
+)
+def test_no_start_from_nothing_over_the_records_of_a_run(
+    lost: tuple[str, ...], told: str, trained: Trained
+) -> None:
+    run = trained.copy(f"lost-{len(''.join(lost))}")
+    for path in (run / name for name in lost):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     before = files_under(run)
     done = trained.resume(run.name, checkpoint__fall_back="true")
     assert_refused(
-        done, str(run / "checkpoints"), "restore it, or choose another run.name to start afresh"
+        done, str(run / "checkpoints"), told, "or choose another run.name to start afresh"
     )
-    assert files_under(run) == before
-
-
-@pytest.mark.parametrize("witness", ["summary.json", "state"])
-def test_a_finished_run_of_which_little_is_left_does_not_begin_anew(
-    witness: str, trained: Trained
-) -> None:
-    run = trained.copy(f"bare-{witness}")
-    shutil.rmtree(run / "checkpoints")
-    (run / "metrics.jsonl").unlink()
-    if witness == "state":
-        (run / "summary.json").unlink()
-    before = files_under(run)
-    refusal = f"has no checkpoint, though {run / witness} tells of one; restore it, or choose"
-    assert_refused(trained.resume(run.name), refusal)
     assert files_under(run) == before
 
 
@@ -244,6 +243,69 @@ def test_the_example_of_the_documentation_reads_every_parameter(
             wanted = expected[f"{kind}/{name}"]
             assert torch.equal(stored.full(kind, name), wanted)
             assert torch.equal(names["read"](checkpoint, name, kind), wanted)
+
+
+def test_list_tells_what_there_is_without_loading_torch(trained: Trained) -> None:
+    copy = trained.copy("listed")
+    checkpoints = copy / "checkpoints"
+    (checkpoints / "step_00000001").mkdir()
+    shutil.copytree(copy / NEWEST, checkpoints / "step_00000003")
+    (checkpoints / "step_00000003/COMPLETE").rename(checkpoints / "step_00000003/RUINED")
+    shutil.copytree(copy / NEWEST, copy / f"{NEWEST}.damaged")
+    shutil.copytree(copy / BEFORE, checkpoints / "step_00000005")
+    (checkpoints / "step_00000005/PROVEN").unlink()
+    program = (
+        "import sys; from pretrain.__main__ import main\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    done = run_program([sys.executable, "-c", program, "checkpoint", "list", str(copy)])
+    assert done.returncode == 0, done.stderr
+    header, *rows = (" ".join(line.split()) for line in done.stdout.splitlines())
+    assert header == "checkpoint tokens size written by age state"
+    size = rows[1].split()[2:4]
+    layout = "2 ranks: TP 1 x DP 2, ZeRO 0, fp32"
+    assert [row.split()[0] for row in rows] == sorted(
+        path.name for path in checkpoints.glob("step_*")
+    )
+    assert rows[0].startswith("step_00000001 – 0 B – ") and rows[0].endswith("unfinished")
+    assert rows[1].startswith(f"step_00000002 512 {' '.join(size)} {layout} ") and rows[1].endswith(
+        " s good"
+    )
+    ends = ["withdrawn: no finite loss", "good", "damaged, kept aside", "no loss of it yet"]
+    assert all(row.endswith(end) for row, end in zip(rows[2:], ends, strict=True)), rows
+
+
+def test_verify_of_whole_checkpoints_ends_with_0(trained: Trained) -> None:
+    run = trained.runs / "trained"
+    done = warm_cli(["checkpoint", "verify", str(run)])
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.splitlines()[1].startswith("step_00000004: 4 files, ")
+    assert done.stdout.count(": whole, good\n") == 2
+    checkpoints = json.loads(warm_cli(["checkpoint", "verify", str(run), "--json"]).stdout)
+    assert [(each["step"], each["tokens"], each["state"]) for each in checkpoints] == [
+        (2, 512, "good"),
+        (4, 1024, "good"),
+    ]
+    assert checkpoints[1]["layout"]["world_size"] == 2 and checkpoints[1]["problems"] == []
+
+
+def test_verify_names_every_damaged_file_and_ends_with_1(trained: Trained) -> None:
+    copy = trained.copy("verified")
+    (copy / NEWEST / RANK_FILE).unlink()
+    flipped = copy / BEFORE / RANK_FILE
+    flip(flipped)
+    done = warm_cli(["checkpoint", "verify", str(copy)])
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    lines = done.stdout.splitlines()
+    assert f"{flipped} does not have the SHA-256 that it was saved with" in lines[1]
+    assert any(f"{NEWEST}/{RANK_FILE} is missing" in line for line in lines)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    for verb in ("list", "verify"):
+        done = warm_cli(["checkpoint", verb, str(tmp_path / "nothing")])
+        assert_refused(done, "nothing has no directory checkpoints", "give the directory of a run")
 
 
 @pytest.mark.skipif(

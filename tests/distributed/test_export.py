@@ -16,7 +16,7 @@ from pretrain.export.run_exports import _remove_outdated, exported
 from pretrain.export.sampling import Sampler, Sampling
 from pretrain.runs.directory import RunDirectory
 from tests.command_line import assert_refused
-from tests.distributed.exports import CLASSES, ONE_RANK, QUIET, TWO_RANKS
+from tests.distributed.exports import CLASSES, ONE_RANK, QUIET, REFUSED, TWO_RANKS
 from tests.laboratory.evaluation.tiny_models import write_tasks
 from tests.pretrain.export.hostile import make_hostile
 from tests.ranks import (
@@ -47,19 +47,19 @@ def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
 
     states = run_ranks(2, "tests.distributed.workers.runs:train_all", {"runs": all_of(TWO_RANKS)})
     assert states == ["finished"] * len(TWO_RANKS)
-    exports: dict[str, Any] = {name: [str(runs / name), {}] for name in (*ONE_RANK, *TWO_RANKS)}
+    exports: dict[str, Any] = {name: [str(runs / name), {}] for name in (*CLASSES, *REFUSED)}
     exports["rounded"] = [str(runs / "orthogonal"), {"dtype": "bf16"}]
     exports["earlier"] = [str(runs / "orthogonal"), {"step": 2}]
     exports["never saved"] = [str(runs / "orthogonal"), {"step": 3}]
     payload = {
-        "runs": all_of(ONE_RANK),
+        "runs": all_of(ONE_RANK | REFUSED),
         "exports": exports,
         "out": str(runs / "out"),
         "bf16": str(runs / "penalty"),
         "run": str(runs / "unfreeze"),
     }
     answers: dict[str, Any] = run_ranks(1, "tests.distributed.workers.export:export_all", payload)
-    assert answers["states"] == ["finished"] * len(ONE_RANK)
+    assert answers["states"] == ["finished"] * len(ONE_RANK | REFUSED)
     return answers
 
 
@@ -159,29 +159,6 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     assert said in spoilt["config"]
     names = {path.name for path in (runs / "out").iterdir()}
     assert names == {*CLASSES, "rounded", "earlier", "swapped", "run-bank", "run-config"}
-
-
-def test_a_part_without_code_in_exports_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pretrain.config.load import load_config
-    from pretrain.export import names
-    from pretrain.export.architectures import architecture_of
-
-    config = load_config("demo", ["model.mlp=swiglu"])
-    monkeypatch.delitem(names._MLPS, "swiglu")
-    with pytest.raises(UserError, match=r"nor modeling_ora\.py has the part 'swiglu'"):
-        architecture_of(config)
-
-
-def test_a_width_that_llama_s_configuration_cannot_have_is_refused() -> None:
-    from pretrain.config.load import load_config
-    from pretrain.export.architectures import architecture_of
-
-    sizes = ["model.hidden_size=130", "model.num_attention_heads=4", "model.head_dim=32"]
-    modern = [*sizes, "model.norm=rmsnorm", "model.mlp=swiglu"]
-    with pytest.raises(UserError, match=r"Llama's config\.json cannot have model\.hidden_size=130"):
-        architecture_of(load_config("demo", modern))
-    normed = architecture_of(load_config("demo", [*modern, "model.qk_norm=true"]))
-    assert normed.class_name == "Qwen3ForCausalLM"
 
 
 def test_the_seed_decides_what_is_drawn(

@@ -105,21 +105,15 @@ def _swapped_heads(run: Path, out: Path, context: ParallelContext) -> float:
 def _spoilt(run: Path, out: Path, context: ParallelContext) -> dict[str, Any]:
     """Return export's refusals of copies of a run with another bank or base of the rotation."""
     found = {}
-    for name, spoil in {"bank": _another_bank, "config": _another_base}.items():
-        shutil.copytree(run, out / f"run-{name}")
-        spoil(out / f"run-{name}")
-        found[name] = _export(out / f"run-{name}", out / f"of-{name}", context, {})
+    changes = {
+        "bank": ("  seed: 1234\n  gaussian_std:", "  seed: 1235\n  gaussian_std:"),
+        "config": ("rotary_base: 10000", "rotary_base: 20000"),
+    }
+    for name, change in changes.items():
+        spoilt = out / f"run-{name}"
+        shutil.copytree(run, spoilt)
+        text = (spoilt / "config.yaml").read_text()
+        assert change[0] in text
+        (spoilt / "config.yaml").write_text(text.replace(*change))
+        found[name] = _export(spoilt, out / f"of-{name}", context, {})
     return found
-
-
-def _another_bank(run: Path) -> None:
-    text = (run / "config.yaml").read_text()
-    seed = "  seed: 1234\n  gaussian_std:"  # of the attention section
-    assert seed in text
-    (run / "config.yaml").write_text(text.replace(seed, seed.replace("1234", "1235")))
-
-
-def _another_base(run: Path) -> None:
-    text = (run / "config.yaml").read_text()
-    assert "rotary_base: 10000" in text
-    (run / "config.yaml").write_text(text.replace("rotary_base: 10000", "rotary_base: 20000"))

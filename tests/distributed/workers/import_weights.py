@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from data_pipeline.tokenizer.tokenizer import read_model
 from pretrain.checkpoint.identity import bank_digests
 from pretrain.config.load import load_config
-from pretrain.errors import UserError
 from pretrain.export.agreement import own_logits
 from pretrain.export.export import export_run
 from pretrain.export.source_model import import_model
@@ -23,13 +21,14 @@ from pretrain.ranks.signals import StopSignals
 from pretrain.ranks.single_process import one_process
 from pretrain.training.loop import train
 from tests.distributed.workers.runs import state_of
+from tests.tiny_exports import LEARNED, ROTARY, model_of
 
 SIZES = {"vocab_size": 512, "tie_word_embeddings": False}
 PADDED = 612
 
 
 def import_all(payload: dict[str, Any]) -> dict[str, Any]:
-    """On one rank: a run exported and imported; models that transformers made; what is refused."""
+    """On one rank: a run exported and imported; models that transformers made."""
     root = Path(payload["root"])
     found: dict[str, Any] = {"source": train(load_config("demo", payload["source"]), StopSignals())}
     with one_process() as context:
@@ -43,7 +42,6 @@ def import_all(payload: dict[str, Any]) -> dict[str, Any]:
                 found[f"{name} {variant}"] = _difference(root, name, variant, context)
         import_model(root / "starcoder2", root / "other", "demo", payload["overrides"])
         found["padded"] = _padded(root, payload, context)
-        found["refusals"] = {name: _refusal(root, name) for name in REFUSED}
     return found
 
 
@@ -52,27 +50,17 @@ def train_all(payload: dict[str, Any]) -> list[str]:
     return [state_of(overrides, config) for config, overrides in payload["runs"]]
 
 
-ROTARY: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+GROUPED = {
+    **ROTARY,
     "num_key_value_heads": 2,
     "head_dim": 16,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
 }
-LEARNED: dict[str, Any] = {
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 48,
-    "activation_function": "gelu",
-}
 STOCK: dict[str, dict[str, Any]] = {
-    "starcoder2": {**ROTARY, "hidden_act": "gelu", "use_bias": False},
-    "gpt2": LEARNED,
-    "llama": {**ROTARY, "rms_norm_eps": 1e-3},
-    "qwen3": {**ROTARY, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
+    "starcoder2": {**GROUPED, "hidden_act": "gelu", "use_bias": False},
+    "gpt2": {**LEARNED, "n_positions": 48, "activation_function": "gelu"},
+    "llama": {**GROUPED, "rms_norm_eps": 1e-3},
+    "qwen3": {**GROUPED, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
 }
 """{model type: its configuration}."""
 
@@ -80,8 +68,7 @@ STOCK: dict[str, dict[str, Any]] = {
 def stock(name: str, directory: Path, **changes: Any) -> None:
     """A model with random weights as transformers itself makes and saves it."""
     torch.manual_seed(len(name))
-    settings = {**SIZES, "initializer_range": 0.2, **STOCK[name], **changes}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **settings))
+    model = model_of(name, **{**SIZES, "initializer_range": 0.2, **STOCK[name], **changes})
     for parameter in model.parameters():
         if parameter.dim() == 1 and (parameter == 1).all():  # the norms' weights, which start at 1
             parameter.data.normal_(1, 0.3)
@@ -127,63 +114,3 @@ def _padded(root: Path, payload: dict[str, Any], context: ParallelContext) -> di
         "difference": float((logits[:, :512] - theirs[:, :512]).abs().max()),
         "largest above": float(logits[:, 512:].max()),
     }
-
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "activation": ("gpt2", {"activation_function": "gelu_new"}),
-    "window": ("starcoder2", {"sliding_window": 16}),
-    "scaled": (
-        "starcoder2",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
-    ),
-    "bias": ("starcoder2", {"use_bias": True}),
-    "llama bias": ("llama", {"attention_bias": True}),
-    "llama scaled": ("llama", {"rope_parameters": LLAMA3}),
-    "qwen3 window": ("qwen3", {"use_sliding_window": True, "sliding_window": 16}),
-    "qwen3 layers": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
-    "exists": ("gpt2", {}),
-    "type": ("gpt2", {}),
-    "shape": ("gpt2", {}),
-    "silent": ("starcoder2", {}),
-    "no weights": ("starcoder2", {}),
-}
-
-
-def _refusal(root: Path, case: str) -> str:
-    name, changes = REFUSED[case]
-    directory = root / f"refused-{case}"
-    out = root / f"refused-{case}-imported"
-    stock(name, directory, **changes)
-    config = json.loads((directory / "config.json").read_text())
-    if case.endswith("bias"):
-        from safetensors.torch import load_file, save_file
-
-        weights = load_file(directory / "model.safetensors")
-        place = "mlp.c_fc" if name == "starcoder2" else "self_attn.q_proj"
-        weights[f"model.layers.1.{place}.bias"][3] = 1e-3
-        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    elif case == "exists":
-        out.mkdir()
-    elif case == "type":
-        config["model_type"] = "mistral"
-    elif case == "shape":
-        config["n_inner"] = 96
-    elif case == "silent":
-        del config["num_hidden_layers"]
-    elif case == "no weights":
-        (directory / "model.safetensors").unlink()
-    (directory / "config.json").write_text(json.dumps(config))
-    try:
-        import_model(directory, out, "demo", [])
-    except UserError as error:
-        assert case == "exists" or not out.exists()
-        return str(error)
-    return "not refused"

@@ -49,7 +49,7 @@ def on_a_full_disk(payload: dict[str, Any]) -> None:
 def _larger_half(run: Run) -> int:
     """Bytes: two thirds of the newest checkpoint."""
     run.checkpoints.wait()
-    newest = run.checkpoints.newest()
+    newest = run.resolved.directory.newest_checkpoint()
     assert newest is not None
     return 2 * sum(file.stat().st_size for file in newest.iterdir()) // 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import torch
 
 from megatron_patches.bank.shards import head_digests, layer_shard, role_digest
 from megatron_patches.recipe.optimizers import ADAMW
+from pretrain.checkpoint.format import StoredParameter
 from pretrain.checkpoint.identity import bank_digests, layout_changes, layout_line
-from pretrain.checkpoint.loading import StoredCheckpoint, StoredState, load_weights
+from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.slices import counters_of, slices_of_rank
 from pretrain.checkpoint.writing import HostBuffer, take_snapshot
 from pretrain.config.keys import Change
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.groups import ParallelContext
@@ -46,22 +49,26 @@ def context() -> Iterator[ParallelContext]:
     torch.cuda.current_device = current_device
 
 
+def hybrid(**changes: object) -> Config:
+    """The configuration of a tiny hybrid."""
+    standard: dict[str, object] = {
+        "attention__variant": "hybrid",
+        "attention__frozen_heads": "{0-1: 0.5}",
+        "model__num_query_groups": 2,
+    }
+    overrides = tiny_overrides(Path("nowhere"), Path("runs"), "run", **(standard | changes))
+    return load_config("demo", overrides)
+
+
 def engine_of(context: ParallelContext, stage: str, dtype: str, stored: Path | None = None) -> Any:
     """An engine around the tiny hybrid, as it begins or from a checkpoint."""
-    overrides = tiny_overrides(
-        Path("nowhere"),
-        Path("runs"),
-        "run",
+    config = hybrid(
         deepspeed__config=stage,
         precision__dtype=dtype,
         precision__grad_accum_dtype="fp32" if stage == "zero1" else dtype,
-        attention__variant="hybrid",
-        attention__frozen_heads="{0-1: 0.5}",
-        model__num_query_groups=2,
     )
-    config = load_config("demo", overrides)
     model = build_model(config, context)
-    state = None if stored is None else StoredState(StoredCheckpoint(stored), 0, 1)
+    state = None if stored is None else StoredCheckpoint(stored)
     if state is not None:
         state.give_weights(model)
     engine, *_ = wrap_model(model, resolve(config, context.world_size), context)
@@ -83,21 +90,13 @@ def masters(engine: Any) -> dict[str, torch.Tensor]:
     """The fp32 weights by name, as DeepSpeed tells them."""
     from deepspeed.utils import safe_get_full_fp32_param
 
-    parameters = dict(engine.module.named_parameters())
+    found = dict(engine.module.named_parameters())
     if engine.zero_optimization_stage():
-        found = {
-            name: safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()
-        }
-    else:
-        groups = getattr(engine.optimizer, "fp32_groups", None)
-        flat = parameters.values() if groups is None else [one for group in groups for one in group]
-        names = {id(parameter): name for name, parameter in parameters.items()}
-        low = (
-            flat
-            if groups is None
-            else [one for group in engine.optimizer.fp16_groups for one in group]
-        )
-        found = {names[id(one)]: high for one, high in zip(low, flat, strict=True)}
+        found = {name: safe_get_full_fp32_param(parameter) for name, parameter in found.items()}
+    elif hasattr(engine.optimizer, "fp32_groups"):
+        low, high = engine.optimizer.fp16_groups, engine.optimizer.fp32_groups
+        copies = {id(one): copy for one, copy in zip(chain(*low), chain(*high), strict=True)}
+        found = {name: copies[id(parameter)] for name, parameter in found.items()}
     return {name: values.detach().clone().flatten() for name, values in found.items()}
 
 
@@ -179,11 +178,11 @@ def stored(context: ParallelContext, tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-def other_index(path: Path, change: Any) -> StoredState:
-    """The state of a checkpoint of which the index says something else."""
+def with_index(path: Path, parameters: dict[str, StoredParameter]) -> StoredCheckpoint:
+    """A checkpoint of which the index says something else."""
     checkpoint = StoredCheckpoint(path)
-    checkpoint.parameters = change(dict(checkpoint.parameters))
-    return StoredState(checkpoint, 0, 1)
+    checkpoint.parameters = parameters
+    return checkpoint
 
 
 WEIGHT = "decoder.final_layernorm.weight"
@@ -193,53 +192,32 @@ def test_what_belongs_to_another_model_is_refused(context: ParallelContext, stor
     engine = engine_of(context, "zero0", "fp32")
     model = engine.module
 
-    def without(parameters: dict[str, Any]) -> dict[str, Any]:
-        del parameters[WEIGHT]
-        return parameters
-
-    def longer(parameters: dict[str, Any]) -> dict[str, Any]:
-        return parameters | {WEIGHT: replace(parameters[WEIGHT], shape=(7,))}
-
-    def later(parameters: dict[str, Any]) -> dict[str, Any]:
-        return {name: replace(each, step=9) for name, each in parameters.items()}
-
-    with pytest.raises(UserError, match=f"has no weight '{WEIGHT}'; restore the run's own"):
-        other_index(stored, without).give_weights(model)
-    with pytest.raises(
-        UserError, match=rf"has '{WEIGHT}' in shape \(7,\) but config.yaml describes \(32,\)"
+    index = StoredCheckpoint(stored).parameters
+    others = {name: parameter for name, parameter in index.items() if name != WEIGHT}
+    longer = replace(index[WEIGHT], shape=(7,))
+    for parameters, said in (
+        (others, f"has no weight '{WEIGHT}'; restore the run's own"),
+        (others | {WEIGHT: longer}, rf"'{WEIGHT}' in shape \(7,\) but .* describes \(32,\)"),
+        (index | {"more": index[WEIGHT]}, "has a weight 'more' that this model has not"),
     ):
-        other_index(stored, longer).give_weights(model)
-    with pytest.raises(UserError, match="has a weight 'more' that this model has not"):
-        other_index(stored, lambda names: names | {"more": names[WEIGHT]}).give_weights(model)
-    other_index(stored, later).give_optimizer(engine)
+        with pytest.raises(UserError, match=said):
+            with_index(stored, parameters).give_weights(model)
+    later = {name: replace(parameter, step=9) for name, parameter in index.items()}
+    with_index(stored, later).give_optimizer(engine)
     assert steps(engine) == {9.0}
     flat = engine_of(context, "zero1", "fp32")  # whose AdamW has one step count for a group
-    mixed = other_index(stored, lambda names: names | {WEIGHT: replace(names[WEIGHT], step=9)})
-    with pytest.raises(
-        UserError, match="has step counts that this run's optimizer keeps together, and"
-    ):
-        mixed.give_optimizer(flat)
-    momentum = other_index(
-        stored, lambda names: {name: replace(each, states=("v",)) for name, each in names.items()}
-    )
-    with pytest.raises(
-        UserError, match=r"has the optimizer states v of '.*keeps exp_avg, exp_avg_s"
-    ):
-        momentum.give_optimizer(engine)
+    with pytest.raises(UserError, match="has step counts that this run's optimizer keeps together"):
+        with_index(stored, index | {WEIGHT: later[WEIGHT]}).give_optimizer(flat)
+    momentum = {name: replace(parameter, states=("v",)) for name, parameter in index.items()}
+    said = r"has the optimizer states v of '.*keeps exp_avg, exp_avg_s"
+    with pytest.raises(UserError, match=said):
+        with_index(stored, momentum).give_optimizer(engine)
 
 
 def test_weights_alone_are_read_without_an_engine(context: ParallelContext, stored: Path) -> None:
     written = engine_of(context, "zero0", "fp32", stored)
-    overrides = [
-        "attention.variant=hybrid",
-        "attention.frozen_heads={0-1: 0.5}",
-        "model.num_query_groups=2",
-    ]
-    config = load_config(
-        "demo", [*tiny_overrides(Path("nowhere"), Path("runs"), "run"), *overrides]
-    )
-    model = build_model(config, context)
-    load_weights(stored, model)
+    model = build_model(hybrid(), context)
+    StoredCheckpoint(stored).give_weights(model)
     expected = dict(written.module.named_parameters())
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, expected[name]), name
@@ -248,12 +226,10 @@ def test_weights_alone_are_read_without_an_engine(context: ParallelContext, stor
 def test_a_slice_that_is_not_there_is_named(stored: Path) -> None:
     checkpoint = StoredCheckpoint(stored)
     piece = checkpoint.parameters[WEIGHT].slices[0]
-    lost = replace(
-        checkpoint.parameters[WEIGHT], slices=(replace(piece, file="rank_00009.safetensors"),)
-    )
-    checkpoint.parameters = {WEIGHT: lost}
+    elsewhere = (replace(piece, file="rank_00009.safetensors"),)
+    lost = replace(checkpoint.parameters[WEIGHT], slices=elsewhere)
     with pytest.raises(UserError, match=r"rank_00009.safetensors is missing"):
-        checkpoint.full("master", WEIGHT)
+        with_index(stored, {WEIGHT: lost}).full("master", WEIGHT)
     with pytest.raises(
         UserError, match=f"does not hold the slice of 'master/{WEIGHT}' that the index names"
     ):
@@ -261,14 +237,8 @@ def test_a_slice_that_is_not_there_is_named(stored: Path) -> None:
 
 
 def test_changes_of_the_layout_are_said() -> None:
-    config = load_config(
-        "demo",
-        [
-            "data.micro_batch_size=4",
-            "deepspeed.config=zero2",
-            "parallel.tensor_model_parallel_size=1",
-        ],
-    )
+    sizes = ["data.micro_batch_size=4", "parallel.tensor_model_parallel_size=1"]
+    config = load_config("demo", [*sizes, "deepspeed.config=zero2"])
     layout = resolve(config, 1).layout
     assert layout.as_dict() == {
         "world_size": 1,
@@ -280,12 +250,8 @@ def test_changes_of_the_layout_are_said() -> None:
         "dtype": "fp32",
     }
     assert layout_changes(json.loads(json.dumps(layout.as_dict())), layout) == []
-    earlier = {
-        "tensor_model_parallel_size": 2,
-        "sequence_parallel": True,
-        "world_size": 1,
-        "unknown": 3,
-    }
+    earlier = layout.as_dict() | {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+    earlier["unknown"] = 3
     changes = layout_changes(earlier, layout)
     assert changes == [
         Change("tensor_model_parallel_size", 2, 1),
@@ -300,12 +266,7 @@ def test_changes_of_the_layout_are_said() -> None:
 
 
 def test_the_digests_of_a_live_bank_are_those_of_its_heads(context: ParallelContext) -> None:
-    half = [
-        "attention.variant=hybrid",
-        "attention.frozen_heads={0: 0.5}",
-        "model.num_query_groups=2",
-    ]
-    config = load_config("demo", [*tiny_overrides(Path("nowhere"), Path("runs"), "run"), *half])
+    config = hybrid(attention__frozen_heads="{0: 0.5}")
     model = build_model(config, context)
     recipe = config.recipe
     assert recipe is not None

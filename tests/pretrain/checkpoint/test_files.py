@@ -25,7 +25,7 @@ from pretrain.checkpoint.format import (
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.saving import Saving
 from pretrain.checkpoint.verify import hash_problems, verify
-from pretrain.checkpoint.writing import Snapshot, declare_complete, join_parts, write_snapshot
+from pretrain.checkpoint.writing import Snapshot, declare_complete, write_snapshot
 from pretrain.errors import UserError
 from pretrain.runs.position import Position
 from tests.fabricated_checkpoints import (
@@ -95,15 +95,6 @@ def test_each_parameter_has_the_states_of_its_own_optimizer(tmp_path: Path) -> N
         "momentum_buffer/momentum": [10, 11],
     }
     assert [stored.parameters[name].step for name in states] == [3, None, None]
-
-
-def test_a_rank_that_does_not_write_is_named(tmp_path: Path) -> None:
-    write_snapshot(slice_of_full(0, CUTS[0][0]), tmp_path, threading.Event())
-    late = r"rank 1 has not written its part of .* within 0 s"
-    with pytest.raises(UserError, match=late) as refused:
-        join_parts(tmp_path, 2, about(), timeout=0.2, abandoned=threading.Event())
-    assert refused.value.passing  # a Slurm job tries again
-    assert not (tmp_path / "COMPLETE").exists()
 
 
 def test_other_ranks_files_are_looked_for_once_the_checkpoint_may_count(tmp_path: Path) -> None:
@@ -197,16 +188,6 @@ def edit(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
-
-
-def test_format_1_says_nothing_of_states_which_were_adamws(checkpoint: Path) -> None:
-    before = StoredCheckpoint(checkpoint)
-    edit(checkpoint / "checkpoint.json", lambda content: content.update(format=1))
-    edit(checkpoint / "parameters.json", lambda content: content["weight"].pop("states"))
-    after = StoredCheckpoint(checkpoint)
-    assert after.about.format == 1 and before.about.format == 2
-    assert after.parameters == before.parameters
-    assert torch.equal(after.full("exp_avg_sq", "weight"), FULL**2)
 
 
 def test_another_format_is_told_and_not_read(checkpoint: Path) -> None:

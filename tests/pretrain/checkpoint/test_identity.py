@@ -18,12 +18,9 @@ from pretrain.errors import UserError
 @pytest.mark.parametrize("allowed", [False, True])
 def test_another_tokenizer_is_refused_whatever_is_allowed(allowed: bool) -> None:
     """Under its ids the weights would be trained on other text."""
-    data: dict[str, Any] = {"tokenizer": "a" * 64, "directories": [], "parts": []}
-    keys = dict.fromkeys(DATA_KEYS, 1)
-    saved = cast(About, SimpleNamespace(keys=keys, data=data, frozen_bank={}))
-    live = {"keys": keys, "data": {**data, "tokenizer": "b" * 64}, "frozen_bank": {}}
+    live = identity() | {"data": {**DATA, "tokenizer": "b" * 64}}
     with pytest.raises(UserError, match="another tokenizer") as refused:
-        accept_identity("step_00000002", saved, live, allowed)
+        accept_identity("step_00000002", saved_as(identity()), live, allowed)
     assert "allow_change" not in str(refused.value)
 
 
@@ -137,18 +134,17 @@ def test_an_identity_is_of_all_that_decides_the_weights_and_not_of_the_layout() 
     assert key not in plain["keys"] and later["keys"][key]
     longer = ["attention.phases=[{at: 0.125, train: 1}]", "schedule.steps=480"]
     same_step = found("attention.variant=unfreeze", *longer)
-    about = SimpleNamespace(keys=later["keys"], data=DATA, frozen_bank=later["frozen_bank"])
-    assert accept_identity("step_1", cast(About, about), same_step, allow_data_change=False) == []
+    assert accept_identity("step_1", saved_as(later), same_step, allow_data_change=False) == []
     moved = found("attention.variant=unfreeze", longer[0])
     said = r"applied after steps \[60\], in this run it would after \[30\]; set its `at`"
     with pytest.raises(UserError, match=said):
-        accept_identity("step_1", cast(About, about), moved, allow_data_change=False)
+        accept_identity("step_1", saved_as(later), moved, allow_data_change=False)
     saved = dict(later["keys"])
     saved[former] = [{"at": 0.25, "layers": "1", "learning_rate_factor": 1.0}]
     saved[f"the steps after which {former} applies"] = saved.pop(key)
     del saved["attention.phases"]
-    about = SimpleNamespace(keys=saved, data=DATA, frozen_bank=later["frozen_bank"])
-    assert accept_identity("step_1", cast(About, about), later, allow_data_change=False) == []
+    about = saved_as(later | {"keys": saved})
+    assert accept_identity("step_1", about, later, allow_data_change=False) == []
     saved[former][0]["layers"] = "2"
     with pytest.raises(UserError, match=r"was written with attention\.phases="):
-        accept_identity("step_1", cast(About, about), later, allow_data_change=False)
+        accept_identity("step_1", about, later, allow_data_change=False)

@@ -1,4 +1,4 @@
-"""Identity of a model directory, the refusal of its code, and damaged files."""
+"""Identity of a model directory, and damaged files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pretrain.export.models import (
     model_digest,
     read_language_model,
     read_tokenizer,
-    require_trust,
 )
 
 
@@ -32,16 +31,6 @@ def test_the_identity_is_of_everything_that_decides_the_outputs(tmp_path: Path) 
     (tmp_path / "modeling.py").touch()
     digests.append(model_digest(tmp_path))
     assert len(set(digests)) == len(digests)
-
-
-def test_code_is_not_run_unasked(tmp_path: Path) -> None:
-    require_trust(tmp_path, False)
-    (tmp_path / "modeling.py").touch()
-    require_trust(tmp_path, True)
-    with pytest.raises(
-        UserError, match=r"has code of its own, modeling.py: read it, then give --trust-code"
-    ):
-        require_trust(tmp_path, False)
 
 
 def _cut_short(directory: Path) -> None:

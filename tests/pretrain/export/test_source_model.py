@@ -16,6 +16,7 @@ from pretrain.errors import UserError
 from pretrain.export.source_model import SourceModel, _with_orthonormal_rows, import_model
 from tests.command_line import assert_refused
 from tests.ranks import warm_cli
+from tests.tiny_exports import model_of
 
 pytest.importorskip("transformers", reason="transformers is of the extra export")
 
@@ -33,29 +34,17 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 5000.0,
     "tie_word_embeddings": True,
     "use_bias": False,
+    "initializer_range": 1.0,
 }
+QWEN3 = {"model_type": "qwen3", "hidden_act": "silu", "sliding_window": 16}
 
 
 def model(directory: Path, **changes: Any) -> dict[str, torch.Tensor]:
     """Write a Starcoder2 of one layer; return its tensors."""
-    layer = "model.layers.0."
-    shapes = {
-        "model.embed_tokens.weight": (32, 8),
-        f"{layer}self_attn.q_proj.weight": (8, 8),
-        f"{layer}self_attn.k_proj.weight": (8, 8),
-        f"{layer}self_attn.v_proj.weight": (8, 8),
-        f"{layer}self_attn.o_proj.weight": (8, 8),
-        f"{layer}mlp.c_fc.weight": (12, 8),
-        f"{layer}mlp.c_proj.weight": (8, 12),
-    }
-    for norm in (f"{layer}input_layernorm", f"{layer}post_attention_layernorm", "model.norm"):
-        shapes |= {f"{norm}.weight": (8,), f"{norm}.bias": (8,)}
-    generator = torch.Generator().manual_seed(0)
-    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    directory.mkdir()
-    write(directory, tensors)
+    torch.manual_seed(0)
+    model_of(**CONFIG).save_pretrained(directory)
     (directory / "config.json").write_text(json.dumps(CONFIG | changes))
-    return tensors
+    return load_file(directory / "model.safetensors")
 
 
 def write(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -118,6 +107,8 @@ def test_a_long_path_with_blanks(tmp_path: Path) -> None:
     out = tmp_path / ("a directory of a long name: " + "with blanks " * 8) / "made here"
     config = import_model(tmp_path / "in", out, "demo", OVERRIDES)
     assert config.model.initial_weights == out / "weights.safetensors"
+    with pytest.raises(UserError, match="exists already"):
+        import_model(tmp_path / "in", out, "demo", OVERRIDES)
 
 
 def _set(
@@ -178,11 +169,14 @@ def test_a_tied_output_layer_and_buffers_may_be_there(tmp_path: Path) -> None:
     }
     write(tmp_path / "in", tensors | more | biases)
     import_model(tmp_path / "in", tmp_path / "out", "demo", OVERRIDES)
-    del biases["model.layers.0.self_attn.k_proj.bias"]  # as of a shard that was lost
+    bias = "model.layers.0.self_attn.k_proj.bias"
+    biases[bias][3] = 1e-3
     write(tmp_path / "in", tensors | more | biases)
-    assert "has no model.layers.0.self_attn.k_proj.bias, which its config.json tells of" in refusal(
-        tmp_path / "in", tmp_path / "other"
-    )
+    assert f"{bias} is not zero" in refusal(tmp_path / "in", tmp_path / "other")
+    del biases[bias]  # as of a shard that was lost
+    write(tmp_path / "in", tensors | more | biases)
+    said = f"has no {bias}, which its config.json tells of"
+    assert said in refusal(tmp_path / "in", tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -194,6 +188,15 @@ def test_a_tied_output_layer_and_buffers_may_be_there(tmp_path: Path) -> None:
         ({"num_hidden_layers": -1}, "its num_hidden_layers is -1, which no model has"),
         ({"hidden_act": "evil"}, "its hidden_act is 'evil' and here it is 'gelu'"),
         ({"rope_parameters": {"rope_type": "evil"}}, "its rope_type is 'evil', a scaled rotation"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+            "its rope_type is 'linear', a scaled rotation",
+        ),
+        ({"sliding_window": 16}, "its sliding_window is 16"),
+        (QWEN3 | {"use_sliding_window": True}, "its use_sliding_window is True and here it is Fal"),
+        (QWEN3 | {"layer_types": ["sliding_attention"]}, "its layer_types has 'sliding_attention'"),
+        ({"model_type": "mistral"}, "'mistral'; only starcoder2, gpt2, llama and qwen3 can be"),
+        ({"num_hidden_layers": 2}, "has no weight model.layers.1.input_layernorm.weight"),
         ({"hidden_size": "8"}, "Field 'hidden_size' expected int, got str"),
         ({"num_hidden_layers": 1.5}, "Field 'num_hidden_layers' expected int, got float"),
         ({"norm_epsilon": "small"}, "Field 'norm_epsilon' expected float, got str"),
@@ -224,16 +227,18 @@ def test_odd_configurations(tmp_path: Path, changes: dict[str, Any], said: str) 
         ("config.json", '{"vocab_size": 3, "vocab_size": 32}', "has the key 'vocab_size' twice"),
         ("adapter_config.json", "{}", "merge it into that model first"),
         ("model.safetensors", "no weights at all", "Error while deserializing header"),
+        ("model.safetensors", None, "no file named model.safetensors"),
         ("model.safetensors", LFS, "model.safetensors cannot be read: it is a pointer of Git LFS"),
         ("tokenizer.json", LFS, "fetch the file itself with `git lfs pull`"),
         ("config.json", LFS, "config.json cannot be read: it is a pointer of Git LFS"),
     ],
 )
-def test_odd_files(tmp_path: Path, name: str, content: str, said: str) -> None:
+def test_odd_files(tmp_path: Path, name: str, content: str | None, said: str) -> None:
     model(tmp_path / "in")
-    if name.endswith("index.json"):
+    if name.endswith("index.json") or content is None:
         (tmp_path / "in/model.safetensors").unlink()
-    (tmp_path / "in" / name).write_text(content)
+    if content is not None:
+        (tmp_path / "in" / name).write_text(content)
     assert said in refusal(tmp_path / "in", tmp_path / "out")
 
 
@@ -308,7 +313,6 @@ def another_shape(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
     write(directory, tensors | {"model.norm.weight": torch.ones(9)})
 
 
-@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -323,14 +327,19 @@ def another_shape(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
         (another_shape, "model.norm.weight has the shape (9,), and its config.json makes it (8,)"),
     ],
 )
-def test_the_command_refuses_a_hostile_directory(
+def test_hostile_directories(
     tmp_path: Path, spoil: Callable[[Path, dict[str, torch.Tensor]], None], said: str
 ) -> None:
-    directory = tmp_path / "in"
-    out = tmp_path / "out"
-    spoil(directory, model(directory))
+    spoil(tmp_path / "in", model(tmp_path / "in"))
+    assert said in refusal(tmp_path / "in", tmp_path / "out")
+
+
+@pytest.mark.distributed
+def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:
+    directory, out = tmp_path / "in", tmp_path / "out"
+    a_billion_layers(directory, model(directory))
     done = warm_cli(["import", str(directory), "--out", str(out), "--config", "demo", *OVERRIDES])
-    assert_refused(done, said)
+    assert_refused(done, "config.json tells of 1000000000 layers, and the files have 13 tensors")
     assert not out.exists()
 
 

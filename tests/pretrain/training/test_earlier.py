@@ -13,9 +13,8 @@ from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.position import Position
 from pretrain.training.earlier import Earlier, read_earlier
-from tests.fabricated_checkpoints import about
 
-RESUMED = Start(about=about(Position(4, 32, 1024)))
+RESUMED = Start(position=Position(4, 32, 1024))
 SEGMENTS = [{"first_step": 1, "changes": {}, "started": "2026-11-20T10:00:00+0000"}]
 
 
