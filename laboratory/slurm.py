@@ -15,7 +15,8 @@ import typer
 from data_pipeline.errors import DataError
 from data_pipeline.io.home import expand_arguments
 from data_pipeline.io.words import guard_output, shown_in_line
-from laboratory.sweep.verb import MarginOption, Question
+from laboratory.study.hypothesis import Question
+from laboratory.sweep.verb import MarginOption
 from pretrain.errors import UserError
 from pretrain.job.shape import Batches, Shape, shape_to_use
 
@@ -82,7 +83,7 @@ def sweep_runs(
         base=None,
         overrides=override_pairs,
         ranks_of=ranks_of,
-        question=question.value,
+        question=question,
         margin=margin,
     )
     carry_out(asked.planned, answer_the_next, asked.claim, max_pairs=None, share=share)

@@ -12,13 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from data_pipeline.io.files import refuse_unwritable
+from laboratory.study.hypothesis import Hypothesis, Question
 from pretrain.errors import UserError
 from pretrain.ranks.output import outlive_output
 from pretrain.runs.directory import RunDirectory
@@ -59,27 +59,8 @@ TasksOption = Annotated[
 MarginOption = Annotated[float, typer.Option(help="Percent of perplexity; 0: any difference.")]
 
 
-class Match(str, Enum):
-    """Budget at which runs are compared: tokens, FLOPs or seconds."""
-
-    TOKENS = "tokens"
-    FLOPS = "flops"
-    SECONDS = "seconds"
-
-
-class By(str, Enum):
-    """Source of the names of variants: their settings, or the first parts of the runs' names."""
-
-    SETTINGS = "settings"
-    NAMES = "names"
-
-
-class Question(str, Enum):
-    """Question of a trial about the perplexity of the second design against the first."""
-
-    BETTER = "better"
-    WORSE = "worse"
-    WITHIN = "within"
+Match = Literal["tokens", "flops", "seconds"]
+"""Budget at which runs are compared."""
 
 
 def sweep(
@@ -106,7 +87,7 @@ def sweep(
     match: Annotated[
         Match,
         typer.Option(help="Judge what is sealed at equal tokens, executed FLOPs, or seconds."),
-    ] = Match.TOKENS,
+    ] = "tokens",
     subject: Annotated[
         list[str] | None,
         typer.Option(help="A setting that you vary on purpose, for --seal, as in `compare`."),
@@ -137,7 +118,6 @@ def sweep(
     # First of all: a signal while the plan is made must not be lost.
     outlive_output()
     signals = SignalRelay().install()
-    from laboratory.study.hypothesis import Hypothesis
     from laboratory.study.sealed import Measure
     from laboratory.sweep.grid import read_grid
     from laboratory.sweep.plan import plan_sweep, seal_plan
@@ -146,7 +126,7 @@ def sweep(
     share = _share(task, num_tasks)
     override_pairs = parse_overrides(overrides or [])
     hypotheses = [Hypothesis.parse(text) for text in seal or ()]
-    if not hypotheses and (subject or match is not Match.TOKENS):
+    if not hypotheses and (subject or match != "tokens"):
         raise UserError(
             "--match and --subject are sealed with a hypothesis; add --seal, or leave out"
         )
@@ -173,7 +153,7 @@ def sweep(
         from laboratory.study.verdict import fixed_rule
 
         rule = fixed_rule(len({run.config.run.seed for run in runs}))
-        asked = {"match": match.value, "subjects": subject or [], "rule": rule}
+        asked = {"match": match, "subjects": subject or [], "rule": rule}
         sealed = seal_plan(
             read,
             base,
@@ -227,7 +207,7 @@ def trial(
         typer.Option(
             help="Is the second arm better or worse by more than the margin, or within ± it?"
         ),
-    ] = Question.BETTER,
+    ] = "better",
     margin: MarginOption = 2.0,
     max_pairs: Annotated[
         int | None,
@@ -270,7 +250,7 @@ def trial(
         base,
         parse_overrides(overrides or []),
         ranks_of=lambda _: local_ranks,
-        question=question.value,
+        question=question,
         margin=margin,
     )
     share = _share(task, num_tasks)
