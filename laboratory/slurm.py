@@ -76,7 +76,7 @@ def sweep_runs(
     if question is None:
         answer(plan_sweep(read_grid(grid), None, override_pairs, ranks_of, check_data=True)[share])
         return
-    from laboratory.sweep.trial import Trial, carry_out
+    from laboratory.sweep.trial import Trial
 
     asked = Trial.of(
         read_grid(grid),
@@ -86,7 +86,7 @@ def sweep_runs(
         question=question,
         margin=margin,
     )
-    carry_out(asked.planned, answer_the_next, asked.claim, max_pairs=None, share=share)
+    asked.carry_out(answer_the_next, None, share)
 
 
 expand_arguments(app)

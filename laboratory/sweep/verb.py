@@ -175,7 +175,7 @@ def sweep(
         return
     typer.echo(_headline(runs, jobs, local_ranks))
     outcomes = run_sweep(runs, jobs, local_ranks, signals=signals, report=Progress(runs, jobs))
-    _print_table(outcomes)
+    _print_outcomes(outcomes)
     code = _conclusion(outcomes, signals.received)
     raise typer.Exit(_compare(runs) if compare and code == 0 else code)
 
@@ -236,7 +236,7 @@ def trial(
     signals = SignalRelay().install()
     from laboratory.study.report import finish
     from laboratory.sweep.grid import read_grid
-    from laboratory.sweep.trial import Trial, carry_out, trial_document
+    from laboratory.sweep.trial import Trial
     from pretrain.config.sources import parse_overrides
 
     def train(waiting: Sequence[PlannedRun], runs: Sequence[PlannedRun]) -> None:
@@ -253,15 +253,14 @@ def trial(
         question=question,
         margin=margin,
     )
-    share = _share(task, num_tasks)
-    result = carry_out(asked.planned, train, asked.claim, max_pairs=max_pairs, share=share)
+    result = asked.carry_out(train, max_pairs, _share(task, num_tasks))
     decision = result.decision
     if decision.answer is None and decision.n < result.needed:
         typer.echo(
             f"nothing is left for this task; no answer after {decision.n} of {result.needed} pairs"
         )
         return
-    finish(trial_document(asked.claim, result, asked.seal), out)
+    finish(asked.document(result), out)
 
 
 class Progress:
@@ -337,10 +336,6 @@ def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
 
 def _print_plan(runs: Sequence[PlannedRun]) -> None:
     """Print the settings that all runs share, a row of each run, and what there is to train."""
-    from rich.console import Console
-
-    from pretrain.reporting.tables import Table, rich_table
-
     common = set.intersection(*(set(run.overrides) for run in runs)) if len(runs) > 1 else set()
     rows = []
     for run in runs:
@@ -349,12 +344,10 @@ def _print_plan(runs: Sequence[PlannedRun]) -> None:
         tokens = run.config.tokens_per_step * run.config.total_steps
         flops = f"{run.config.total_flops:.2e}"
         rows.append((run.name, run.standing, own_settings, f"{tokens / 1e6:,.1f} M", flops))
-    header = ("run", "state", "settings of its own", "tokens", "FLOPs")
-    table = rich_table(Table(header, rows, text_columns=(0, 1, 2)), bare=True)
     shared = shlex.join(word for word in runs[0].overrides if word in common)
     typer.echo(f"every run: {runs[0].base} {shared}".rstrip())
-    width = shutil.get_terminal_size((MIN_WIDTH, 24)).columns
-    Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
+    header = ("run", "state", "settings of its own", "tokens", "FLOPs")
+    _print_table(header, rows, text_columns=(0, 1, 2))
     waiting = [run for run in runs if run.standing != "finished"]
     left = sum(run.config.total_flops for run in waiting)
     typer.echo(
@@ -364,11 +357,19 @@ def _print_plan(runs: Sequence[PlannedRun]) -> None:
     )
 
 
-def _print_table(outcomes: Sequence[Outcome]) -> None:
+def _print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: Sequence[int]
+) -> None:
     from rich.console import Console
 
     from pretrain.reporting.tables import Table, rich_table
 
+    table = rich_table(Table(header, rows, text_columns), bare=True)
+    width = shutil.get_terminal_size((MIN_WIDTH, 24)).columns
+    Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
+
+
+def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
     rows = []
     for outcome in outcomes:
         values = zip(outcome.validation(), (4, 2), strict=True)
@@ -376,9 +377,7 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
         seconds = _clock(outcome.seconds) if outcome.seconds else ""
         rows.append((outcome.run.name, outcome.ending, *numbers, seconds))
     header = ("run", "outcome", "validation loss", "perplexity", "time")
-    table = rich_table(Table(header, rows, text_columns=(0, 1)), bare=True)
-    width = shutil.get_terminal_size((MIN_WIDTH, 24)).columns
-    Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
+    _print_table(header, rows, text_columns=(0, 1))
 
 
 def _conclusion(outcomes: Sequence[Outcome], received: Sequence[int]) -> int:
