@@ -272,7 +272,7 @@ def test_names_are_safe_and_do_not_collide(values: list[Any]) -> None:
         ({"list": [{"name": "a"}, {"name": "b"}]}, "a and b are the same run under two names"),
         (
             {"grid": {"model.num_layres": [1]}},
-            "run num_layres_1: mine.yaml line.* unknown key 'model.num_layres'.*num_layers",
+            "run num_layres_1: .*mine.yaml line.* unknown key 'model.num_layres'.*num_layers",
         ),
         ({"grid": {"attention.variant": ["vanila"]}}, "run vanila.*attention.variant.*'vanila'"),
         ({"grid": {"model.num_layers": [2, 0]}}, "run num_layers_0: .*line.*'.*layers' is 0"),
