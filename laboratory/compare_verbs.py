@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from data_pipeline.io.files import refuse_unwritable
-from laboratory.sweep.verb import By, MarginOption, Match, Question
+from laboratory.study.hypothesis import Question
+from laboratory.sweep.verb import MarginOption, Match
 from pretrain.ranks.devices import ask_for
 
 if TYPE_CHECKING:
@@ -32,10 +32,11 @@ def compare(
     ] = None,
     match: Annotated[
         Match, typer.Option(help="Gap to the baseline at equal tokens, executed FLOPs, or seconds.")
-    ] = Match.TOKENS,
+    ] = "tokens",
     by: Annotated[
-        By, typer.Option(help="Variants are told apart by their settings, or by the runs' names.")
-    ] = By.SETTINGS,
+        Literal["settings", "names"],
+        typer.Option(help="Variants are told apart by their settings, or by the runs' names."),
+    ] = "settings",
     prompt: Annotated[
         list[str] | None,
         typer.Option(help="Also show what the models write after this text; repeatable."),
@@ -60,7 +61,7 @@ def compare(
 
     from laboratory.compare.compare_runs import compare_runs
 
-    comparison = compare_runs(directories, baseline, subject or [], match.value, by=by.value)
+    comparison = compare_runs(directories, baseline, subject or [], match, by=by)
     from laboratory.compare.report import compare_command, print_comparison, write_comparison
 
     command = compare_command(runs, comparison, out)
@@ -104,13 +105,6 @@ def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> lis
     ]
 
 
-class Unit(str, Enum):
-    """Unit of the losses that `compare-losses` is given."""
-
-    NATS = "nats"
-    BITS = "bits"
-
-
 def compare_losses(
     files: Annotated[
         list[str],
@@ -130,7 +124,8 @@ def compare_losses(
         str | None, typer.Option(help="Column with the names; default: name, model, variant, run.")
     ] = None,
     unit: Annotated[
-        Unit | None, typer.Option(help="nats a token or bits a byte; default: bits for a bpb.")
+        Literal["nats", "bits"] | None,
+        typer.Option(help="nats a token or bits a byte; default: bits for a bpb."),
     ] = None,
     question: Annotated[
         Question | None, typer.Option(help="Are they better, worse by the margin, or within it?")
@@ -159,8 +154,8 @@ def compare_losses(
         baseline,
         metric=metric,
         names=name,
-        unit=unit and unit.value,
-        question=question and question.value,
+        unit=unit,
+        question=question,
         margin=margin,
         sequential=sequential,
     )

@@ -15,7 +15,8 @@ import typer
 from data_pipeline.errors import DataError
 from data_pipeline.io.home import expand_arguments
 from data_pipeline.io.words import guard_output, shown_in_line
-from laboratory.sweep.verb import MarginOption, Question
+from laboratory.study.hypothesis import Question
+from laboratory.sweep.verb import MarginOption
 from pretrain.errors import UserError
 from pretrain.job.shape import Batches, Shape, shape_to_use
 
@@ -75,17 +76,17 @@ def sweep_runs(
     if question is None:
         answer(plan_sweep(read_grid(grid), None, override_pairs, ranks_of, check_data=True)[share])
         return
-    from laboratory.sweep.trial import Trial, carry_out
+    from laboratory.sweep.trial import Trial
 
     asked = Trial.of(
         read_grid(grid),
         base=None,
         overrides=override_pairs,
         ranks_of=ranks_of,
-        question=question.value,
+        question=question,
         margin=margin,
     )
-    carry_out(asked.planned, answer_the_next, asked.claim, max_pairs=None, share=share)
+    asked.carry_out(answer_the_next, None, share)
 
 
 expand_arguments(app)

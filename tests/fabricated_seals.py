@@ -1,4 +1,4 @@
-"""A seal and finished runs of made-up losses, which lie nowhere, for tests of verdicts."""
+"""Seals for tests: of planned runs on disk, and of runs of made-up losses, which lie nowhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +15,71 @@ from laboratory.study.hypothesis import Hypothesis
 from laboratory.study.seal import Seal
 from laboratory.study.sealed import Measure, Sealed, SealedGrid, design_settings
 from laboratory.study.verdict import SEQUENTIAL, fixed_rule
+from laboratory.sweep.grid import Grid, read_grid
+from laboratory.sweep.plan import PlannedRun, plan_sweep, seal_plan
 from pretrain.runs.curves import RunCurves
 from pretrain.runs.seals import content_digest
+from tests.fabricated_runs import write_planned_run
+from tests.tiny import tiny_grid
 
+SEEDS = (1, 2, 3, 4, 5)
 DIRECTORY = Path("/campaign")
 RAW = {"settings": {"new": design_settings({})}}
 """Content of the file of a seal, as far as the keys of its settings and its hash go."""
+
+
+def planned(
+    directory: Path,
+    shards: Path,
+    fixed: Mapping[str, Any] | None = None,
+    seeds: Sequence[int] = SEEDS,
+) -> tuple[Grid, list[PlannedRun]]:
+    """Return a grid of vanilla and orthogonal, and its runs."""
+    variants = {"attention.variant": ["vanilla", "orthogonal"]}
+    grid = read_grid(tiny_grid(shards, directory, fixed or {}, grid=variants, seeds=[*seeds]))
+    return grid, runs_of(grid)
+
+
+def runs_of(grid: Grid) -> list[PlannedRun]:
+    """Plan the runs of a grid."""
+    return plan_sweep(grid, None, (), lambda _: 1, check_data=True)
+
+
+def sealed(
+    grid: Grid,
+    runs: Sequence[PlannedRun],
+    *claims: str,
+    seeds: Sequence[int] | None = None,
+    **measure: Any,
+) -> Seal | None:
+    """Seal claims about planned runs.
+
+    Args:
+        seeds: Seeds of a trial.
+        measure: Fields of the measure in place of equal tokens at a fixed number of pairs.
+    """
+    tokens = {"match": "tokens", "subjects": [], "rule": fixed_rule(len(SEEDS))}
+    return seal_plan(
+        grid,
+        None,
+        (),
+        runs,
+        hypotheses=[Hypothesis.parse(claim) for claim in claims],
+        stopping_rule="judged once",
+        measure=Measure.model_validate(tokens | measure),
+        seeds=seeds,
+    )
+
+
+def finish(runs: Sequence[PlannedRun], shards: Path, gap: float) -> list[Path]:
+    """Leave finished runs; orthogonal's losses are `gap` nats above vanilla's, and noise."""
+    paths = []
+    for run in runs:
+        seed = run.config.run.seed
+        worse = run.config.attention.variant != "vanilla"
+        loss = 4.0 + 0.1 * seed + worse * (gap + 0.001 * (-1) ** seed)
+        paths.append(write_planned_run(run, shards, loss))
+    return paths
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from laboratory.compare.compute import (
     paired_seconds,
     runs_by_length,
 )
-from laboratory.compare.convergence import reaches, stability
+from laboratory.compare.convergence import FRACTIONS, reach, stability
 from laboratory.compare.theory import Theory, expected_cost
 from laboratory.compare.trend import Trend, fit_trends, subject_numbers
 from laboratory.runs.finished import FinishedRun, read_finished_run
@@ -129,6 +129,7 @@ def _variant(
             source: paired_gap(base.name, source_losses, _losses(base, source), NATS)
             for source, source_losses in by_source.items()
         }
+    by_seed, base_by_seed = ({run.seed: run for run in side.runs} for side in (group, base))
     perplexities = [run.result.validation_perplexity for run in group.runs]
     return Variant(
         name=group.name,
@@ -144,9 +145,7 @@ def _variant(
         },
         gap=gap,
         source_gaps=source_gaps,
-        reaches=reaches(
-            {run.seed: run for run in group.runs}, {run.seed: run for run in base.runs}
-        ),
+        reaches=tuple(reach(fraction, by_seed, base_by_seed) for fraction in FRACTIONS),
         stability=stability(group.runs),
         cost=measured_cost(group.runs),
         theory=theories[group.name],

@@ -86,19 +86,16 @@ def smoothed_loss(curves: RunCurves) -> Floats:
     return smooth
 
 
-def reaches(runs: Mapping[int, FinishedRun], base: Mapping[int, FinishedRun]) -> tuple[Reach, ...]:
-    """Return a Reach for each of FRACTIONS.
+def reach(
+    fraction: float, runs: Mapping[int, FinishedRun], base: Mapping[int, FinishedRun]
+) -> Reach:
+    """Return steps and tokens to the loss that the baseline had after a share of its tokens.
 
     Args:
+        fraction: Share of the baseline's tokens.
         runs: {seed: run} of the variant.
         base: {seed: run} of the baseline.
     """
-    return tuple(_reach(fraction, runs, base) for fraction in FRACTIONS)
-
-
-def _reach(
-    fraction: float, runs: Mapping[int, FinishedRun], base: Mapping[int, FinishedRun]
-) -> Reach:
     seeds = sorted(runs.keys() & base.keys())
     hits = []
     for seed in seeds:

@@ -161,7 +161,17 @@ def _trend_fields(trend: Trend) -> dict[str, Any]:
     slope = trend.slope
     by_seed = {str(seed): value for seed, value in zip(slope.seeds, slope.differences, strict=True)}
     kept = {key: getattr(slope, key) for key in _SLOPE_KEYS}
-    return asdict(trend) | {"slope": kept | {"by_seed": by_seed}}
+    return {
+        "label": trend.label,
+        "subject": trend.subject,
+        "points": [
+            {"value": value, "pairs": gap.n, "mean": gap.mean, "low": gap.low, "high": gap.high}
+            for value, gap in trend.gaps.items()
+        ],
+        "slope": kept | {"by_seed": by_seed},
+        "intercept": trend.intercept,
+        "residual": trend.residual,
+    }
 
 
 def _runs(variant: Variant) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from laboratory.compare.comparison import Comparison, Cost, Quartiles, Variant
 from laboratory.compare.compute import EqualCompute, Ratio
 from laboratory.compare.theory import Theory
 from laboratory.study import tables as study
-from laboratory.study.gaps import FEWEST_SEEDS, PairedGap
-from laboratory.study.tables import p_value
+from laboratory.study.gaps import FEWEST_SEEDS
+from laboratory.study.tables import gap_text, p_value
 from pretrain.reporting.tables import Column, Table, table_of
 from pretrain.reporting.text import (
     NOTHING,
@@ -95,7 +95,7 @@ def compute_table(comparison: Comparison) -> Table:
         _of_compute(f"{unit} a token", lambda of: percent(of.cost)),
         _of_compute("tokens to the baseline's loss", lambda of: _times(of.token_ratio, of)),
         _of_compute("effective compute", lambda of: _times(of.effective_compute, of)),
-        _of_compute(f"gap at equal {unit}", lambda of: _gap(of.gap)),
+        _of_compute(f"gap at equal {unit}", lambda of: gap_text(of.gap)),
         _of_compute("break-even gap", lambda of: signed(of.break_even)),
     ]
     return table_of(comparison.others, columns)
@@ -114,19 +114,13 @@ def _times(ratio: Ratio | None, compute: EqualCompute) -> str:
     return text + ("*" if compute.beyond else "")
 
 
-def _gap(gap: PairedGap | None) -> str:
-    if gap is None:
-        return NOTHING
-    return signed(gap.mean) + ("" if gap.low is None else f" {interval(gap.low, gap.high)}")
-
-
 def source_gap_table(comparison: Comparison) -> Table:
     """Return the gap on each source with its interval; nothing is tested here."""
     return table_of(comparison.others, [NAME, *map(_gap_on, comparison.sources)])
 
 
 def _gap_on(source: str) -> Column[Variant]:
-    return Column(source, lambda variant: _gap(variant.source_gaps.get(source)))
+    return Column(source, lambda variant: gap_text(variant.source_gaps.get(source)))
 
 
 def quality_summary(comparison: Comparison) -> Table:

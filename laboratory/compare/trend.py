@@ -14,31 +14,12 @@ from typing import Any
 import numpy as np
 
 from laboratory.study.gaps import CONFIDENCE, PairedGap, adjust, mean_over_seeds
-from laboratory.study.tables import GAP, INTERVAL, PAIRS, T_HOLM, T_P, judged
+from laboratory.study.tables import GAP, INTERVAL, PAIRS, T_HOLM, T_P, gap_text, judged
 from pretrain.reporting.tables import REMARKS, Column, Table, table_of
-from pretrain.reporting.text import NOTHING, interval, number, share, signed
+from pretrain.reporting.text import number, share, signed
 
 _ROUNDING = 12
 """Decimals kept of a seed's line: losses have no more, so the rest is no spread between seeds."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """Gap at one value of the subject, in nats per token.
-
-    Attributes:
-        value: Value of the subject.
-        pairs: All pairs of runs there.
-        mean: Mean gap.
-        low: Lower end of its 95 % interval; None for a single pair.
-        high: Upper end.
-    """
-
-    value: float
-    pairs: int
-    mean: float
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +29,7 @@ class Trend:
     Attributes:
         label: Label of the variant.
         subject: Key of the config, or `tokens`.
-        points: Gaps by ascending value.
+        gaps: {value of the subject: gap there}, by ascending value.
         slope: `differences` are the b of its `seeds`; `t_p_holm` is adjusted over all slopes of the
             report.
         intercept: Mean of a.
@@ -58,7 +39,7 @@ class Trend:
 
     label: str
     subject: str
-    points: tuple[Point, ...]
+    gaps: Mapping[float, PairedGap]
     slope: PairedGap
     intercept: float
     residual: float | None
@@ -126,14 +107,10 @@ def _fit(label: str, subject: str, gaps: Mapping[float, PairedGap]) -> Trend | N
     slope = mean_over_seeds(by_slope)
     assert slope is not None
     distances = y.mean(axis=1) - (intercepts.mean() + slopes.mean() * x)
-    points = [
-        Point(value, pairs=gap.n, mean=gap.mean, low=gap.low, high=gap.high)
-        for value, gap in gaps.items()
-    ]
     return Trend(
         label=label,
         subject=subject,
-        points=tuple(points),
+        gaps=gaps,
         slope=slope,
         intercept=float(intercepts.mean()),
         residual=float(np.abs(distances).max()) if len(x) > 2 else None,
@@ -148,12 +125,12 @@ def value_text(value: float) -> str:
 def trend_sentence(trend: Trend) -> str:
     """Return the line of a variant as a sentence."""
     slope = trend.slope
-    first, *_, last = (value_text(point.value) for point in trend.points)
+    first, *_, last = map(value_text, trend.gaps)
     parts = [
         f"{trend.label}, {trend.subject} {first} to {last}: with each doubling the gap changes by "
         f"{signed(slope.mean)} nats per token ({share(CONFIDENCE)} interval {signed(slope.low)} to "
         f"{signed(slope.high)}), by one line for each of {slope.n} seeds that have a gap at all "
-        f"{len(trend.points)} values",
+        f"{len(trend.gaps)} values",
         _slope_verdict(trend),
     ]
     if trend.residual is None:
@@ -172,7 +149,7 @@ def _slope_verdict(trend: Trend) -> str:
 def trend_table(trends: Sequence[Trend]) -> Table:
     """Return the gaps at each value and the line through them, variant by variant."""
     short = trends[0].subject.rpartition(".")[2]
-    values = sorted({point.value for trend in trends for point in trend.points})
+    values = sorted({value for trend in trends for value in trend.gaps})
     columns: list[Column[Trend]] = [
         Column("variant", lambda trend: trend.label, in_words=True),
         *(_gap_at(f"gap at {short}={value_text(value)}", value) for value in values),
@@ -188,11 +165,4 @@ def trend_table(trends: Sequence[Trend]) -> Table:
 
 
 def _gap_at(title: str, value: float) -> Column[Trend]:
-    def cell(trend: Trend) -> str:
-        point = next((point for point in trend.points if point.value == value), None)
-        if point is None:
-            return NOTHING
-        ends = "" if point.low is None else f" {interval(point.low, point.high)}"
-        return signed(point.mean) + ends
-
-    return Column(title, cell)
+    return Column(title, lambda trend: gap_text(trend.gaps.get(value)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,12 +87,9 @@ def written_beginning(inputs: Inputs, text_key: str, out: Path) -> Path:
         return path
     lines: list[bytes] = []
     size = 0
-    for file in inputs.files:
-        for document in read_documents(file, keys):
-            lines.append(orjson.dumps({keys.text_keys[0]: document.text}) + b"\n")
-            size += len(lines[-1])
-            if size >= MOST_BYTES:
-                break
+    for document in chain.from_iterable(read_documents(file, keys) for file in inputs.files):
+        lines.append(orjson.dumps({keys.text_keys[0]: document.text}) + b"\n")
+        size += len(lines[-1])
         if size >= MOST_BYTES:
             break
     write_atomically(path, b"".join(lines))

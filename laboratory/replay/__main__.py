@@ -1,8 +1,8 @@
-"""Rank of a replay: `python -m laboratory.replay REQUEST ANSWER`, started by `prepare.replayed`.
+"""Rank of a replay: `python -m laboratory.replay CONFIG ANSWER STEP [KEEP...]`.
 
-The steps are the training loop's own `train_step`. Hooks on the last one keep the losses of its
-tokens and the gradients that the optimizer gets; neither changes a bit of the step. Rank 0 writes
-the answer.
+`prepare.replayed` starts it. The steps are the training loop's own `train_step`. Hooks on the last
+one keep the losses of its tokens and the gradients that the optimizer gets; neither changes a bit
+of the step. Rank 0 writes the answer.
 """
 
 from __future__ import annotations
@@ -14,12 +14,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-from typing_extensions import TypedDict
-
-from data_pipeline.io.forms import Count
-from pretrain.runs.facts import read_form
-
 if TYPE_CHECKING:
     import torch
 
@@ -27,20 +21,12 @@ if TYPE_CHECKING:
     from pretrain.training.open_run import Run
 
 
-class _Request(TypedDict):
-    config: str
-    step: Count
-    keep: list[Count]
-
-
-_REQUEST = TypeAdapter(_Request)
-
-
-def main(request: Path, answer: Path) -> None:
-    """Replay what a request asks for.
+def main(config_file: str, answer: Path, step: int, *keep: int) -> None:
+    """Replay a step.
 
     Args:
-        request: JSON file, {config: path, step, keep: steps to save a checkpoint after}.
+        config_file: Resolved configuration of the step.
+        keep: Steps to save a checkpoint after.
         answer: JSON file to write, {begins_after: step, trace: [[step, loss, gradient norm]], …}
             with `Probe.answer` of the step.
     """
@@ -50,8 +36,7 @@ def main(request: Path, answer: Path) -> None:
     from pretrain.ranks.devices import ask_for
     from pretrain.ranks.signals import StopSignals
 
-    asked = read_form(request, _REQUEST)
-    config = load_config(asked["config"])
+    config = load_config(config_file)
     ask_for(config.run.device)  # before anything looks for GPUs
     prepare_imports()
     from pretrain.training.loop import train_step
@@ -62,9 +47,9 @@ def main(request: Path, answer: Path) -> None:
         trace = []
         step_answer: dict[str, Any] = {}
         samples = config.data.global_batch_size
-        while position.step < asked["step"]:
+        while position.step < step:
             run.enter_phase_of(position.step + 1)
-            probe = Probe(run, position) if position.step + 1 == asked["step"] else None
+            probe = Probe(run, position) if position.step + 1 == step else None
             result, _ = train_step(run, position, StopSignals())  # of which none was installed
             loss = result.loss
             norm = result.gradient_norm
@@ -73,7 +58,7 @@ def main(request: Path, answer: Path) -> None:
                 samples, config.tokens_per_step, loss, norm, updated=result.updated
             )
             trace.append([position.step, loss, norm])
-            if position.step in asked["keep"]:
+            if position.step in keep:
                 run.save(position, in_background=False)
                 run.commit(good=True)
         if run.context.is_first:
@@ -215,7 +200,7 @@ if __name__ == "__main__":
     guard_output()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is to be saved, nor a traceback shown
     try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
+        main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))
     except (UserError, DataError, MethodError) as error:
         if speaks_for_all() or getattr(error, "rank_specific", False):
             print(f"error: {shown_in_line(str(error))}", file=sys.stderr, flush=True)

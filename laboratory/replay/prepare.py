@@ -225,14 +225,13 @@ def replayed(
         directory = Path(temporary)
         resolved = directory / "resolved.yaml"
         run = _prepare(past, overrides, ranks=ranks, directory=directory, resolved=resolved)
-        request = directory / "request.json"
         answer = directory / "answer.json"
-        write_json(request, {"config": str(resolved), "step": past.step, "keep": [*keep]})
         threads = past.segment.get("cpu_threads")
         if isinstance(threads, int) and 1 <= threads <= MOST_THREADS:
             # With other threads the same numbers are summed in another order.
             os.environ["OMP_NUM_THREADS"] = str(threads)
-        command = [sys.executable, "-m", "laboratory.replay", str(request), str(answer)]
+        words = (resolved, answer, past.step, *keep)
+        command = [sys.executable, "-m", "laboratory.replay", *map(str, words)]
         code = launch_local_ranks(command, ranks)
         if code - 128 in STOP + CONTINUE_LATER:  # which the launcher has told
             raise typer.Exit(code)

@@ -7,9 +7,6 @@ of one report: sorted ascending, the i-th of m becomes max over j ≤ i of min(1
 
 from __future__ import annotations
 
-import laboratory.study.packages  # noqa: F401
-
-# isort: split
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import laboratory.study.packages  # noqa: F401
 from pretrain.errors import UserError
 from pretrain.reporting.text import interval, perplexity, signed
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from pretrain.errors import UserError
 
-QUESTIONS = ("better", "worse", "within")
+Question = Literal["better", "worse", "within"]
+QUESTIONS = get_args(Question)
 _SENTENCE = re.compile(r"(\S+) (better|worse|within)(?: (\d+(?:\.\d+)?) ?%?)? (?:than|of) (\S+)")
 
 

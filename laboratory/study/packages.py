@@ -1,7 +1,7 @@
 """Packages of the extra `compare`: importing this module without them raises UserError.
 
-Modules of studies that need them import this one first. It is not in `__init__`, because an export
-reads `models` without them.
+Modules of studies that need them import this one first. It is not in `__init__`, because `sweep`
+seals hypotheses without them.
 """
 
 from importlib.util import find_spec

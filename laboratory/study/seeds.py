@@ -293,13 +293,8 @@ def _collect(
 def _refuse_one_seed_twice(group: Group[Any], may_name_subject: bool) -> None:
     for first, second in pairwise(group.runs):
         if first.seed == second.seed:
-            ours = settings_of(first)
-            theirs = settings_of(second)
-            differing = sorted(
-                key
-                for key in ours.keys() | theirs.keys()
-                if not key.startswith("run.") and ours.get(key) != theirs.get(key)
-            )
+            keys = _differing(settings_of(first), settings_of(second))
+            differing = [key for key in keys if not key.startswith("run.")]
             remedy = "give one of them"
             if differing and may_name_subject:
                 remedy += f", or say --subject {differing[0]} if that is what is compared"
@@ -314,11 +309,7 @@ def _refuse_other_settings(groups: Sequence[Group[Any]]) -> None:
     for group in groups:
         first = _method_settings(group.runs[0])
         for other in group.runs[1:]:
-            settings = _method_settings(other)
-            differing = sorted(
-                key for key in first.keys() | settings.keys() if _differ(key, first, settings)
-            )
-            if differing:
+            if differing := _differing(first, _method_settings(other)):
                 raise UserError(
                     f"{group.runs[0].path} and {other.path} are both '{group.name}' by their "
                     f"names, but differ in {differing[0]}: leave one out, leave out --by names, "
@@ -331,8 +322,9 @@ def _method_settings(run: Member) -> dict[str, Any]:
     return {key: settings[key] for key in settings.keys() - _NOT_THE_METHOD}
 
 
-def _differ(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    return setting_text(first.get(key)) != setting_text(second.get(key))
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    keys = sorted(first.keys() | second.keys())
+    return [key for key in keys if setting_text(first.get(key)) != setting_text(second.get(key))]
 
 
 def _strata(subjects: Mapping[str, Sequence[Any]], count: int) -> list[str]:

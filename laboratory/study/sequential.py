@@ -14,9 +14,6 @@ of trials.
 
 from __future__ import annotations
 
-import laboratory.study.packages  # noqa: F401
-
-# isort: split
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol, TypeAlias
 
-from laboratory.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL, PairedGap
+from laboratory.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL, NATS, PairedGap
 from pretrain.reporting.tables import REMARKS, Column, Table, table_of
 from pretrain.reporting.text import NOTHING, percent, share, signed
 
@@ -168,6 +168,13 @@ def margin(gap: PairedGap) -> str:
     if within is not None and math.isinf(within):
         return "inf %"
     return NOTHING if within is None else f"{math.ceil(round(1000 * within, 6)) / 10:.1f} %"
+
+
+def gap_text(gap: PairedGap | None) -> str:
+    """Return mean and interval of a gap of losses, in one cell; a dash for None."""
+    if gap is None:
+        return NOTHING
+    return NATS.signed(gap.mean) + ("" if gap.low is None else f" {NATS.interval(gap)}")
 
 
 def gap_sentence(name: str, gap: PairedGap | None, of: str = "loss") -> str:

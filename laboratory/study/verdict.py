@@ -10,9 +10,6 @@ that are not as sealed, or with other seals gone, is called unsealed.
 
 from __future__ import annotations
 
-import laboratory.study.packages  # noqa: F401
-
-# isort: split
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, takewhile

@@ -87,21 +87,20 @@ class Trial:
         Raises:
             UserError: the grid does not have two runs a seed.
         """
-        whole = growing(grid, LAST)
 
         def planned(pairs: int) -> list[PlannedRun]:
-            grown = growing(whole, pairs)
+            grown = growing(grid, pairs)
             return plan_sweep(grown, base, overrides, ranks_of=ranks_of, check_data=True)
 
         runs = planned(FIRST)
         if len(runs) != 2 * FIRST:
             raise UserError(
-                f"grid {whole.source} has {len(runs) // FIRST} runs a seed; a trial needs two"
+                f"grid {grid.source} has {len(runs) // FIRST} runs a seed; a trial needs two"
             )
         baseline, design = (design_of(run.name, run.config.run.seed) for run in runs[:2])
         claim = Hypothesis(design, question, margin, baseline)
         seal = seal_plan(
-            whole,
+            grid,
             base,
             overrides,
             runs,
@@ -110,9 +109,74 @@ class Trial:
             measure=Measure(
                 match=_match([run.config for run in runs]), subjects=[], rule=SEQUENTIAL
             ),
-            seeds=whole.content.seeds,
+            seeds=growing(grid, LAST).content.seeds,
         )
         return cls(claim, planned, seal)
+
+    def carry_out(
+        self,
+        train: Callable[[Sequence[PlannedRun], Sequence[PlannedRun]], None],
+        max_pairs: int | None,
+        share: slice,
+    ) -> Result:
+        """Train runs until the question is answered, or nothing is left to train.
+
+        Args:
+            train: Function that trains the first of the waiting runs, its first argument; all
+                runs, its second, are for a progress line.
+            max_pairs: Most pairs; None: planned from the spread of the first pairs, which the test
+                allows at any time.
+            share: Part of the runs that is this task's.
+        """
+        runs = self.planned(max_pairs or (FIRST if share == slice(None) else LAST))
+        while True:
+            differences = _differences(runs)
+            if max_pairs is None and len(differences) >= FIRST:
+                needed = pairs_needed(decide(differences[:FIRST], self.claim).sd, self.claim)
+                runs = self.planned(needed)
+                differences = _differences(runs)
+            decision = decide(differences, self.claim)
+            waiting = [run for run in runs[share] if run.standing != "finished"]
+            if decision.answer is not None or not waiting:
+                return Result(decision, len(runs) // 2, runs)
+            train(waiting, runs)
+            runs = self.planned(len(runs) // 2)
+
+    def document(self, result: Result) -> Document:
+        """Return verdict, seal and pairs as page, JSON and terminal output."""
+        by = result.decision
+        runs = result.runs[: 2 * by.n]  # those after the answer do not count
+        done = [read_finished_run(run.path) for run in runs]
+        tokens = sum(run.result.tokens for run in done)
+        seconds = sum(map(_rank_seconds, done))
+        cost = (
+            f"it cost {len(done)} runs, {tokens:,} tokens, {seconds / 3600:.2f} hours of a rank's "
+            "steps"
+        )
+        undecided = f"Undecided, and all {result.needed} planned pairs are made"
+        sentence = f"{verdict(self.claim, by, undecided)}; {cost}."
+        sealed = "Not sealed: runs of this grid had begun before this question was asked of them."
+        read = read_seals(run.path.resolve().parent for run in done)
+        if self.seal is not None:
+            lost = read.lost.get(self.seal.directory, ())
+            sealed = verdicts(replace(self.seal, lost=lost), done, gap_at_end) or sealed
+        table = look_table(self.claim, [run.seed for run in done[::2]], _losses(runs))
+        rule = f"Rule: {STOPPING_RULE}; losses are of held-out text, in nats per token."
+        return Document(
+            page=(f"# Trial: {self.claim}", sentence, sealed, *read.problems, table, rule),
+            content={
+                "verdict": sentence,
+                "hypothesis": asdict(self.claim),
+                **asdict(by),
+                "planned_pairs": result.needed,
+                "differences": _differences(runs),
+                "runs": [str(run.path) for run in runs],
+                "cost": {"runs": len(done), "tokens": tokens, "rank_seconds": seconds},
+                "seal": None if self.seal is None else str(self.seal.path),
+            },
+            summary=(sentence, sealed, *read.problems),
+            content_file="trial.json",
+        )
 
 
 def _match(configs: Sequence[Config]) -> Match:
@@ -139,39 +203,6 @@ class Result:
     runs: list[PlannedRun]
 
 
-def carry_out(
-    planned: Callable[[int], list[PlannedRun]],
-    train: Callable[[Sequence[PlannedRun], Sequence[PlannedRun]], None],
-    hypothesis: Hypothesis,
-    max_pairs: int | None,
-    share: slice,
-) -> Result:
-    """Train runs until the question is answered, or nothing is left to train.
-
-    Args:
-        planned: Function that returns the runs of the first pairs, baseline first in each, with
-            their standing now.
-        train: Function that trains the first of the waiting runs, its first argument; all runs,
-            its second, are for a progress line.
-        max_pairs: Most pairs; None: planned from the spread of the first pairs, which the test
-            allows at any time.
-        share: Part of the runs that is this task's.
-    """
-    runs = planned(max_pairs or (FIRST if share == slice(None) else LAST))
-    while True:
-        differences = _differences(runs)
-        if max_pairs is None and len(differences) >= FIRST:
-            needed = pairs_needed(decide(differences[:FIRST], hypothesis).sd, hypothesis)
-            runs = planned(needed)[: 2 * needed]
-            differences = _differences(runs)
-        decision = decide(differences, hypothesis)
-        waiting = [run for run in runs[share] if run.standing != "finished"]
-        if decision.answer is not None or not waiting:
-            return Result(decision, len(runs) // 2, runs)
-        train(waiting, runs)
-        runs = planned(len(runs) // 2)
-
-
 def _losses(runs: Sequence[PlannedRun]) -> list[tuple[float, float]]:
     """Return the losses of each pair, baseline first, up to the first unfinished pair."""
     losses: list[tuple[float, float]] = []
@@ -191,46 +222,6 @@ def _losses(runs: Sequence[PlannedRun]) -> list[tuple[float, float]]:
 def _differences(runs: Sequence[PlannedRun]) -> list[float]:
     """Return the second's loss minus the first's of each pair, up to the first unfinished pair."""
     return [second - first for first, second in _losses(runs)]
-
-
-def trial_document(claim: Hypothesis, result: Result, seal: Seal | None) -> Document:
-    """Return verdict, seal and pairs as page, JSON and terminal output.
-
-    Args:
-        seal: Seal of the claim; None where a run had begun before.
-    """
-    by = result.decision
-    runs = result.runs[: 2 * by.n]  # those after the answer do not count
-    done = [read_finished_run(run.path) for run in runs]
-    tokens = sum(run.result.tokens for run in done)
-    seconds = sum(map(_rank_seconds, done))
-    cost = (
-        f"it cost {len(done)} runs, {tokens:,} tokens, {seconds / 3600:.2f} hours of a rank's steps"
-    )
-    undecided = f"Undecided, and all {result.needed} planned pairs are made"
-    sentence = f"{verdict(claim, by, undecided)}; {cost}."
-    sealed = "Not sealed: runs of this grid had begun before this question was asked of them."
-    read = read_seals(run.path.resolve().parent for run in done)
-    if seal is not None:
-        lost = read.lost.get(seal.directory, ())
-        sealed = verdicts(replace(seal, lost=lost), done, gap_at_end) or sealed
-    table = look_table(claim, [run.seed for run in done[::2]], _losses(runs))
-    rule = f"Rule: {STOPPING_RULE}; losses are of held-out text, in nats per token."
-    return Document(
-        page=(f"# Trial: {claim}", sentence, sealed, *read.problems, table, rule),
-        content={
-            "verdict": sentence,
-            "hypothesis": asdict(claim),
-            **asdict(by),
-            "planned_pairs": result.needed,
-            "differences": _differences(runs),
-            "runs": [str(run.path) for run in runs],
-            "cost": {"runs": len(done), "tokens": tokens, "rank_seconds": seconds},
-            "seal": None if seal is None else str(seal.path),
-        },
-        summary=(sentence, sealed, *read.problems),
-        content_file="trial.json",
-    )
 
 
 def _rank_seconds(run: FinishedRun) -> float:

@@ -12,13 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from data_pipeline.io.files import refuse_unwritable
+from laboratory.study.hypothesis import Hypothesis, Question
 from pretrain.errors import UserError
 from pretrain.ranks.output import outlive_output
 from pretrain.runs.directory import RunDirectory
@@ -59,27 +59,8 @@ TasksOption = Annotated[
 MarginOption = Annotated[float, typer.Option(help="Percent of perplexity; 0: any difference.")]
 
 
-class Match(str, Enum):
-    """Budget at which runs are compared: tokens, FLOPs or seconds."""
-
-    TOKENS = "tokens"
-    FLOPS = "flops"
-    SECONDS = "seconds"
-
-
-class By(str, Enum):
-    """Source of the names of variants: their settings, or the first parts of the runs' names."""
-
-    SETTINGS = "settings"
-    NAMES = "names"
-
-
-class Question(str, Enum):
-    """Question of a trial about the perplexity of the second design against the first."""
-
-    BETTER = "better"
-    WORSE = "worse"
-    WITHIN = "within"
+Match = Literal["tokens", "flops", "seconds"]
+"""Budget at which runs are compared."""
 
 
 def sweep(
@@ -106,7 +87,7 @@ def sweep(
     match: Annotated[
         Match,
         typer.Option(help="Judge what is sealed at equal tokens, executed FLOPs, or seconds."),
-    ] = Match.TOKENS,
+    ] = "tokens",
     subject: Annotated[
         list[str] | None,
         typer.Option(help="A setting that you vary on purpose, for --seal, as in `compare`."),
@@ -137,7 +118,6 @@ def sweep(
     # First of all: a signal while the plan is made must not be lost.
     outlive_output()
     signals = SignalRelay().install()
-    from laboratory.study.hypothesis import Hypothesis
     from laboratory.study.sealed import Measure
     from laboratory.sweep.grid import read_grid
     from laboratory.sweep.plan import plan_sweep, seal_plan
@@ -146,7 +126,7 @@ def sweep(
     share = _share(task, num_tasks)
     override_pairs = parse_overrides(overrides or [])
     hypotheses = [Hypothesis.parse(text) for text in seal or ()]
-    if not hypotheses and (subject or match is not Match.TOKENS):
+    if not hypotheses and (subject or match != "tokens"):
         raise UserError(
             "--match and --subject are sealed with a hypothesis; add --seal, or leave out"
         )
@@ -173,7 +153,7 @@ def sweep(
         from laboratory.study.verdict import fixed_rule
 
         rule = fixed_rule(len({run.config.run.seed for run in runs}))
-        asked = {"match": match.value, "subjects": subject or [], "rule": rule}
+        asked = {"match": match, "subjects": subject or [], "rule": rule}
         sealed = seal_plan(
             read,
             base,
@@ -195,7 +175,7 @@ def sweep(
         return
     typer.echo(_headline(runs, jobs, local_ranks))
     outcomes = run_sweep(runs, jobs, local_ranks, signals=signals, report=Progress(runs, jobs))
-    _print_table(outcomes)
+    _print_outcomes(outcomes)
     code = _conclusion(outcomes, signals.received)
     raise typer.Exit(_compare(runs) if compare and code == 0 else code)
 
@@ -227,7 +207,7 @@ def trial(
         typer.Option(
             help="Is the second arm better or worse by more than the margin, or within ± it?"
         ),
-    ] = Question.BETTER,
+    ] = "better",
     margin: MarginOption = 2.0,
     max_pairs: Annotated[
         int | None,
@@ -256,7 +236,7 @@ def trial(
     signals = SignalRelay().install()
     from laboratory.study.report import finish
     from laboratory.sweep.grid import read_grid
-    from laboratory.sweep.trial import Trial, carry_out, trial_document
+    from laboratory.sweep.trial import Trial
     from pretrain.config.sources import parse_overrides
 
     def train(waiting: Sequence[PlannedRun], runs: Sequence[PlannedRun]) -> None:
@@ -270,18 +250,17 @@ def trial(
         base,
         parse_overrides(overrides or []),
         ranks_of=lambda _: local_ranks,
-        question=question.value,
+        question=question,
         margin=margin,
     )
-    share = _share(task, num_tasks)
-    result = carry_out(asked.planned, train, asked.claim, max_pairs=max_pairs, share=share)
+    result = asked.carry_out(train, max_pairs, _share(task, num_tasks))
     decision = result.decision
     if decision.answer is None and decision.n < result.needed:
         typer.echo(
             f"nothing is left for this task; no answer after {decision.n} of {result.needed} pairs"
         )
         return
-    finish(trial_document(asked.claim, result, asked.seal), out)
+    finish(asked.document(result), out)
 
 
 class Progress:
@@ -357,10 +336,6 @@ def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
 
 def _print_plan(runs: Sequence[PlannedRun]) -> None:
     """Print the settings that all runs share, a row of each run, and what there is to train."""
-    from rich.console import Console
-
-    from pretrain.reporting.tables import Table, rich_table
-
     common = set.intersection(*(set(run.overrides) for run in runs)) if len(runs) > 1 else set()
     rows = []
     for run in runs:
@@ -369,12 +344,10 @@ def _print_plan(runs: Sequence[PlannedRun]) -> None:
         tokens = run.config.tokens_per_step * run.config.total_steps
         flops = f"{run.config.total_flops:.2e}"
         rows.append((run.name, run.standing, own_settings, f"{tokens / 1e6:,.1f} M", flops))
-    header = ("run", "state", "settings of its own", "tokens", "FLOPs")
-    table = rich_table(Table(header, rows, text_columns=(0, 1, 2)), bare=True)
     shared = shlex.join(word for word in runs[0].overrides if word in common)
     typer.echo(f"every run: {runs[0].base} {shared}".rstrip())
-    width = shutil.get_terminal_size((MIN_WIDTH, 24)).columns
-    Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
+    header = ("run", "state", "settings of its own", "tokens", "FLOPs")
+    _print_table(header, rows, text_columns=(0, 1, 2))
     waiting = [run for run in runs if run.standing != "finished"]
     left = sum(run.config.total_flops for run in waiting)
     typer.echo(
@@ -384,11 +357,19 @@ def _print_plan(runs: Sequence[PlannedRun]) -> None:
     )
 
 
-def _print_table(outcomes: Sequence[Outcome]) -> None:
+def _print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: Sequence[int]
+) -> None:
     from rich.console import Console
 
     from pretrain.reporting.tables import Table, rich_table
 
+    table = rich_table(Table(header, rows, text_columns), bare=True)
+    width = shutil.get_terminal_size((MIN_WIDTH, 24)).columns
+    Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
+
+
+def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
     rows = []
     for outcome in outcomes:
         values = zip(outcome.validation(), (4, 2), strict=True)
@@ -396,9 +377,7 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
         seconds = _clock(outcome.seconds) if outcome.seconds else ""
         rows.append((outcome.run.name, outcome.ending, *numbers, seconds))
     header = ("run", "outcome", "validation loss", "perplexity", "time")
-    table = rich_table(Table(header, rows, text_columns=(0, 1)), bare=True)
-    width = shutil.get_terminal_size((MIN_WIDTH, 24)).columns
-    Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
+    _print_table(header, rows, text_columns=(0, 1))
 
 
 def _conclusion(outcomes: Sequence[Outcome], received: Sequence[int]) -> int:

@@ -59,12 +59,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real ranks from the server of warm ones, in place of the launcher's new processes."""
 
     def launch(command: Sequence[str], ranks: int) -> int:
-        request, answer = command[-2:]
-        run_ranks(
-            ranks,
-            "tests.distributed.workers.replay:one_rank",
-            {"request": request, "answer": answer},
-        )
+        run_ranks(ranks, "tests.distributed.workers.replay:one_rank", {"words": command[3:]})
         return 0
 
     monkeypatch.setattr(prepare, "launch_local_ranks", launch)

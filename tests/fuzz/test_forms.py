@@ -33,7 +33,6 @@ from data_pipeline.tokenizing.run import Run, finish
 from data_pipeline.tokenizing.unit_files import unit_groups
 from data_pipeline.tokenizing.work_unit import has_data, has_rejects, read_record
 from laboratory.finetuning import models, training
-from laboratory.replay import __main__ as replay
 from laboratory.replay import prepare
 from laboratory.study.cache import ResultCache
 from laboratory.study.hypothesis import Hypothesis
@@ -232,13 +231,9 @@ def of_results(root: Path) -> Iterator[tuple[str, Form]]:
     of_trial = ResultCache(root, training.RESULT)
     of_trial.write("glue", {"seed": 1}, TRIAL)
     yield "glue", Form(root / "glue.json", lambda: kept(of_trial, "glue")["metrics"])
-    requested = {"config": "a.yaml", "step": 4, "keep": [2]}
-    for path, content, form in (
-        (root / "answer.json", ANSWER, prepare._ANSWER),
-        (root / "request.json", requested, replay._REQUEST),
-    ):
-        write_json(path, content)
-        yield path.stem, Form(path, partial(facts.read_form, path, form))
+    answer = root / "answer.json"
+    write_json(answer, ANSWER)
+    yield "answer", Form(answer, lambda: facts.read_form(answer, prepare._ANSWER))
 
 
 def kept(cache: ResultCache, name: str) -> dict[str, Any]:
@@ -258,7 +253,7 @@ WRITERS = (
 NAMES = """
 plan, unit, manifest, location, training report, report of a model, corpus, download, lease,
 environment, data, audit, summary, earlier environment, earlier audit, segments, doctor, seal,
-marker, index, about, position, sidecar, export, glue, answer, request
+marker, index, about, position, sidecar, export, glue, answer
 """
 
 

@@ -9,5 +9,6 @@ from laboratory.replay.__main__ import main
 
 
 def one_rank(payload: dict[str, Any]) -> None:
-    """Replay what the request asks for."""
-    main(Path(payload["request"]), Path(payload["answer"]))
+    """Replay what the words of its command ask for."""
+    config, answer, *steps = payload["words"]
+    main(config, Path(answer), *map(int, steps))

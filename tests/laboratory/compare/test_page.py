@@ -30,7 +30,7 @@ from laboratory.compare.report import (
     write_comparison,
 )
 from laboratory.reporting.html import html_list
-from laboratory.reporting.plots import COLOURS, write_figures
+from laboratory.reporting.plots import COLOURS, DASHES, MARKERS, style_of, write_figures
 from laboratory.study.report import page_html, write
 from pretrain.reporting.tables import REMARKS, Table
 from pretrain.runs import tags
@@ -291,3 +291,22 @@ def test_a_phone_has_narrow_drawings_and_names_break_where_their_parts_end(tmp_p
     assert re.findall(r"[\w+/]+(?=<wbr>)", words) == broken
     style = (ROOT / "laboratory/reporting/page.css").read_text()
     assert "anywhere" not in style
+
+
+def test_an_older_plot_that_has_nothing_to_show_is_removed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("gap", "loss"):
+        (out / f"{name}.png").write_bytes(b"old")
+    write_comparison(comparison_of(tmp_path, 1, 1), out, COMMAND)
+    assert {path.stem for path in out.glob("*.png")} == {"loss"}
+    assert (out / "loss.png").read_bytes() != b"old"
+    assert "![gap]" not in (out / "report.md").read_text()
+
+
+def test_lines_differ_in_print_too() -> None:
+    """No two of 31 variants share dashes and marker, and the first eight all differ in either."""
+    looks = {(str(style_of(i, DASHES)), style_of(i, MARKERS)) for i in range(31)}
+    assert len(looks) == 31
+    assert len(set(map(str, DASHES))) == 8 and len(set(COLOURS)) == 8 and len(set(MARKERS)) == 11
+    assert [style_of(i, COLOURS) == COLOURS[0] for i in range(20)] == [True] + [False] * 19

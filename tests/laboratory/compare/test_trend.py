@@ -96,11 +96,11 @@ def test_slopes_against_numpy_and_scipy_directly(tmp_path: Path) -> None:
         means = np.mean(rows, axis=0)
         line = np.polyval(np.polyfit(doublings, means, 1), doublings)
         assert trend.residual == pytest.approx(np.abs(means - line).max())
-        assert [point.value for point in trend.points] == list(DEPTHS)
-        for point, column in zip(trend.points, np.transpose(rows), strict=True):
+        assert list(trend.gaps) == list(DEPTHS)
+        for gap, column in zip(trend.gaps.values(), np.transpose(rows), strict=True):
             interval = stats.ttest_1samp(column, 0.0).confidence_interval(0.95)
-            assert (point.pairs, point.mean) == (5, pytest.approx(column.mean()))
-            assert (point.low, point.high) == pytest.approx((interval.low, interval.high))
+            assert (gap.n, gap.mean) == (5, pytest.approx(column.mean()))
+            assert (gap.low, gap.high) == pytest.approx((interval.low, interval.high))
     adjusted = holm(list(p_values.values()))
     assert [trend.slope.t_p_holm for trend in comparison.trends] == pytest.approx(adjusted)
 
@@ -117,7 +117,7 @@ def test_only_seeds_with_a_gap_at_every_value_have_a_line() -> None:
     trends, lost = lines_over(gaps)
     assert [trend.label for trend in trends] == ["orthogonal", "gaussian"]
     first, second = trends
-    assert first.slope.seeds == (2, 3) and [point.pairs for point in first.points] == [3, 2, 3]
+    assert first.slope.seeds == (2, 3) and [gap.n for gap in first.gaps.values()] == [3, 2, 3]
     assert second.slope.differences == pytest.approx((0.01, 0.03)) and second.residual is None
     assert "two values cannot show whether a line fits" in trend_sentence(second)
     assert lost == [
@@ -198,7 +198,7 @@ def test_lengths_of_samples_as_the_subject(tmp_path: Path) -> None:
     """The number of validation samples follows where it keeps the held-out text the same."""
     subject = ["data.sequence_length"]
     same = compare_runs(lengths(tmp_path / "same", {64: 128, 128: 64}), "vanilla", subject)
-    assert [point.mean for point in same.trends[0].points] == pytest.approx([0.1, 0.1])
+    assert [gap.mean for gap in same.trends[0].gaps.values()] == pytest.approx([0.1, 0.1])
     notes = [note for note in same.notes if note.startswith("Losses of different")]
     assert notes == [
         "Losses of different data.sequence_length are not of the same tokens (samples of another "

@@ -64,8 +64,21 @@ def test_without_a_margin_any_difference_is_the_claim(question: str, sign: int) 
     assert claim.answer((-large, -small), (-large, -small)) == "no"
     assert claim.answer((-0.1, 0.1), (-0.1, 0.1)) is None
     assert claim.answered("yes", "") == f"Is new {question} than old? Yes"
-    with pytest.raises(UserError, match="must be above 0"):
-        Hypothesis.parse("new within of old")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("new within of old", "must be above 0"),
+        ("new within 0% of old", "must be above 0"),
+        ("new within 100% of old", "below 100 percent"),
+        ("new is nice", "is not a hypothesis; write 'VARIANT"),
+        ("new better 1.2.3% than old", "is not a hypothesis"),
+    ],
+)
+def test_what_is_no_hypothesis(text: str, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        Hypothesis.parse(text)
 
 
 def test_a_seed_that_changes_otherwise_than_the_runs_own_cannot_be_sealed() -> None:

@@ -12,17 +12,11 @@ import pytest
 import yaml
 
 from laboratory.compare.compare_runs import compare_runs
-from laboratory.study.hypothesis import Hypothesis
 from laboratory.study.seal import Seal
-from laboratory.study.sealed import Measure
-from laboratory.study.verdict import fixed_rule
-from laboratory.sweep.grid import read_grid
-from laboratory.sweep.plan import plan_sweep, seal_plan
 from pretrain.runs.seals import content_digest
-from tests.fabricated_runs import edit_json, write_planned_run
-from tests.tiny import tiny_grid
+from tests.fabricated_runs import edit_json
+from tests.fabricated_seals import finish, planned, sealed
 
-SEEDS = [1, 2, 3, 4, 5]
 CLAIM = "orthogonal worse 1% than vanilla"
 LOSERS = ("orthogonal better 3% than vanilla", "orthogonal within 9% of vanilla")
 HIT = "Hypothesis 'orthogonal worse 1 % than vanilla': HIT."
@@ -38,29 +32,9 @@ def sealed_runs(
     common: Mapping[str, Any] | None = None,
 ) -> tuple[list[Seal], list[Path]]:
     """Seal claims one by one, then leave finished runs of which orthogonal's are 0.1 nats worse."""
-    variants = {"attention.variant": ["vanilla", "orthogonal"]}
-    grid = read_grid(tiny_grid(shards, directory, common or {}, grid=variants, seeds=SEEDS))
-    runs = plan_sweep(grid, None, (), lambda _: 1, check_data=True)
-    measure = Measure(match="tokens", subjects=[], rule=fixed_rule(len(SEEDS)))
-    seals = [
-        seal_plan(
-            grid,
-            None,
-            (),
-            runs,
-            hypotheses=[Hypothesis.parse(claim)],
-            stopping_rule="judged once",
-            measure=measure,
-        )
-        for claim in claims
-    ]
-    paths = []
-    for run in runs:
-        seed = run.config.run.seed
-        worse = run.config.attention.variant != "vanilla"
-        loss = 4.0 + 0.1 * seed + worse * (0.1 + 0.001 * (-1) ** seed)
-        paths.append(write_planned_run(run, shards, loss))
-    return [seal for seal in seals if seal is not None], paths
+    grid, runs = planned(directory, shards, common)
+    seals = [sealed(grid, runs, claim) for claim in claims]
+    return [seal for seal in seals if seal is not None], finish(runs, shards, gap=0.1)
 
 
 def said(paths: Sequence[Path], **options: Any) -> str:
@@ -212,22 +186,28 @@ RECORDED = {
 }
 
 
-@pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize("key", [*CHANGED, *RECORDED])
 def test_what_takes_effect_at_a_step_is_sealed_and_what_only_records_is_not(
-    key: str, both: bool, tiny_shards: Path, tmp_path: Path
+    tiny_shards: Path, tmp_path: Path
 ) -> None:
     _, paths = sealed_runs(tmp_path, tiny_shards, claims=[CLAIM])
-    changes = RECORDED if key in RECORDED else CHANGED
-    section, _, name = key.partition(".")
-    for path in paths:
-        if both or "orthogonal" in path.name:
-            config = yaml.safe_load((path / "config.yaml").read_text())
-            config[section][name] = changes[key]
+    honest = {path: (path / "config.yaml").read_text() for path in paths}
+
+    def said_with(changes: Mapping[str, Any], changed: Sequence[Path]) -> str:
+        for path, text in honest.items():
+            config = yaml.safe_load(text)
+            for key, value in changes.items() if path in changed else ():
+                section, _, name = key.partition(".")
+                config[section][name] = value
             (path / "config.yaml").write_text(yaml.safe_dump(config))
-    sentence = said(paths)
-    assert (f"{key} is " in sentence) == (changes is CHANGED)
-    assert (UNSEALED if changes is CHANGED else HIT) in sentence
+        return said(paths)
+
+    worse = [path for path in paths if "orthogonal" in path.name]
+    for changed in (worse, paths):
+        sentence = said_with(RECORDED, changed)
+        assert HIT in sentence and not any(f"{key} is " in sentence for key in RECORDED)
+        for key, value in CHANGED.items():
+            sentence = said_with({key: value}, changed)
+            assert f"{key} is " in sentence and UNSEALED in sentence, key
 
 
 def test_settings_of_deepspeed_that_only_log_are_not_sealed(
@@ -261,27 +241,33 @@ def test_the_content_of_the_deepspeed_file_is_sealed(tiny_shards: Path, tmp_path
     assert f"the content of deepspeed.config is {'0' * 64} in {paths[0].name}" in said(paths)
 
 
-def test_a_seal_of_a_version_that_sealed_less_says_so(tiny_shards: Path, tmp_path: Path) -> None:
-    (seal,), paths = sealed_runs(tmp_path, tiny_shards, claims=[CLAIM])
+def test_a_seal_of_an_older_version_is_of_the_defaults_and_says_so(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    grid, runs = planned(tmp_path, tiny_shards)
+    seal = sealed(grid, runs, CLAIM)
+    assert seal is not None
     content = json.loads(seal.path.read_text())["sealed"]
     del content["earlier_seals"], content["contents"]
+    unknown = ("deepspeed.config", "deepspeed.overrides", "model.mlp", "run.device")
     for settings in content["settings"].values():
-        for key in ("stability.spike_factor", "deepspeed.config", "deepspeed.overrides"):
+        for key in (*unknown, "stability.spike_factor"):
             del settings[key]
-        del settings["run.device"]
     digest = content_digest(content)
     seal.path.unlink()
     older = seal.path.with_name(f"{digest[:12]}.json")
     older.write_text(json.dumps({"sealed": content, "sha256": digest}))
+    again = sealed(grid, runs, CLAIM)
+    assert again is not None and again.path == older
+    paths = finish(runs, tiny_shards, gap=0.1)
     for path in paths:
         edit_json(path / "environment.json", lambda facts: facts["segments"][0].pop("seals"))
     sentence = said(paths)
+    assert HIT in sentence
     assert (
-        HIT in sentence
-        and (
-            "the seal is of a version that did not name the seals before it; not in the seal, and "
-            "counted at their defaults: deepspeed.config, deepspeed.overrides, run.device, "
-            "stability.spike_factor."
-        )
-        in sentence
-    )
+        "the seal is of a version that did not name the seals before it; not in the seal, and "
+        f"counted at their defaults: {', '.join(unknown)}, stability.spike_factor."
+    ) in sentence
+    config = paths[0] / "config.yaml"
+    config.write_text(config.read_text().replace("mlp: gelu", "mlp: relu2"))
+    assert "model.mlp is relu2 in" in said(paths, subjects=["model.mlp"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,49 +16,24 @@ from laboratory.compare.compare_runs import compare_runs
 from laboratory.runs.finished import FinishedRun
 from laboratory.study.gaps import p_value
 from laboratory.study.hypothesis import Hypothesis
-from laboratory.study.seal import Seal
-from laboratory.study.sealed import Measure, Sealed
+from laboratory.study.sealed import Sealed
 from laboratory.study.sequential import decide
 from laboratory.study.verdict import SEQUENTIAL, fixed_rule, gap_at_end, verdicts
-from laboratory.sweep.grid import Grid, read_grid
-from laboratory.sweep.plan import PlannedRun, plan_sweep, seal_plan
+from laboratory.sweep.grid import read_grid
 from pretrain.config.sources import dump_yaml
 from pretrain.errors import UserError
 from pretrain.runs.environment import git_commit
 from tests.fabricated_runs import write_planned_run
-from tests.fabricated_seals import Campaign, made_run, made_seal
+from tests.fabricated_seals import (
+    Campaign,
+    finish,
+    made_run,
+    made_seal,
+    planned,
+    runs_of,
+    sealed,
+)
 from tests.tiny import tiny_grid
-
-SEEDS = [1, 2, 3, 4, 5]
-RATE = {"optimizer.learning_rate": 1e-4}
-
-
-def planned(
-    directory: Path, shards: Path, rate: float = 1e-3, seeds: Sequence[int] = SEEDS
-) -> tuple[Grid, list[PlannedRun]]:
-    variants = {"attention.variant": ["vanilla", "orthogonal"]}
-    fixed = {"optimizer.learning_rate": rate}
-    grid = read_grid(tiny_grid(shards, directory, fixed, grid=variants, seeds=[*seeds]))
-    return grid, plan_sweep(grid, None, (), lambda _: 1, check_data=True)
-
-
-def sealed(grid: Grid, runs: list[PlannedRun], *texts: str) -> Seal | None:
-    claims = [Hypothesis.parse(text) for text in texts]
-    measure = Measure(match="tokens", subjects=[], rule=fixed_rule(len(SEEDS)))
-    return seal_plan(
-        grid, None, (), runs, hypotheses=claims, stopping_rule="judged once", measure=measure
-    )
-
-
-def finish(runs: list[PlannedRun], shards: Path, gap: float) -> list[Path]:
-    """Leave finished runs of these plans; orthogonal's losses are `gap` nats above vanilla's, and
-    noise."""
-    paths = []
-    for run in runs:
-        seed, variant = run.config.run.seed, run.config.attention.variant
-        loss = 4.0 + 0.1 * seed + (variant != "vanilla") * (gap + 0.001 * (-1) ** seed)
-        paths.append(write_planned_run(run, shards, loss))
-    return paths
 
 
 def test_hits_and_misses_and_nothing_changed(tiny_shards: Path, tmp_path: Path) -> None:
@@ -71,8 +45,7 @@ def test_hits_and_misses_and_nothing_changed(tiny_shards: Path, tmp_path: Path) 
     written = seal.path.stat()
     assert sealed(grid, runs, *texts) == seal and seal.path.stat() == written
     paths = finish(runs, tiny_shards, gap=0.0198)
-    again = plan_sweep(grid, None, (), lambda _: 1, check_data=False)
-    assert sealed(grid, again, *texts[:2]) is None  # a run has begun
+    assert sealed(grid, runs_of(grid), *texts[:2]) is None  # a run has begun
     (sentence,) = compare_runs(paths, "vanilla").seals
     assert "orthogonal within 5 % of vanilla': HIT" in sentence
     assert "orthogonal better 1 % than vanilla': MISS" in sentence
@@ -83,37 +56,11 @@ def test_hits_and_misses_and_nothing_changed(tiny_shards: Path, tmp_path: Path) 
     assert "judged once, at equal tokens; " in sentence
 
 
-def test_a_seal_of_a_version_without_a_key_is_of_the_default(
-    tiny_shards: Path, tmp_path: Path
-) -> None:
-    grid, runs = planned(tmp_path, tiny_shards)
-    claim = "orthogonal worse 1% than vanilla"
-    seal = sealed(grid, runs, claim)
-    assert seal is not None
-    raw = json.loads(seal.path.read_text())["sealed"]
-    del raw["contents"], raw["earlier_seals"]
-    for settings in raw["settings"].values():
-        assert settings.pop("model.mlp") == "gelu"
-    sha256 = hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
-    seal.path.unlink()
-    older = seal.path.with_name(f"{sha256[:12]}.json")
-    older.write_text(json.dumps({"sealed": raw, "sha256": sha256}))
-    again = sealed(grid, runs, claim)
-    assert again is not None and again.path == older
-    paths = finish(runs, tiny_shards, gap=0.1)
-    (sentence,) = compare_runs(paths, "vanilla").seals
-    assert "vanilla': HIT." in sentence and "unsealed" not in sentence
-    config = paths[0] / "config.yaml"
-    config.write_text(config.read_text().replace("mlp: gelu", "mlp: relu2"))
-    (sentence,) = compare_runs(paths, "vanilla", subjects=["model.mlp"]).seals
-    assert "model.mlp is relu2 in" in sentence and "sealed gelu" in sentence
-
-
 def test_all_that_changed_since_is_named(tiny_shards: Path, tmp_path: Path) -> None:
     grid, runs = planned(tmp_path, tiny_shards)
     seal = sealed(grid, runs, "orthogonal worse 1% than vanilla")
     assert seal is not None
-    grid, other = planned(tmp_path, tiny_shards, rate=2e-3)
+    grid, other = planned(tmp_path, tiny_shards, {"optimizer.learning_rate": 2e-3})
     paths = finish([*runs[:5], other[5], *runs[6:9]], tiny_shards, gap=0.1)
     environment = paths[0] / "environment.json"
     facts = json.loads(environment.read_text())
@@ -129,7 +76,7 @@ def test_all_that_changed_since_is_named(tiny_shards: Path, tmp_path: Path) -> N
         f"{seal.path} no longer has its own hash",
         "has changed or is gone; ",
         "1 of the sealed runs are not among these",
-        f"optimizer.learning_rate is 0.002 in {other[5].name}, sealed 0.001",
+        f"optimizer.learning_rate is 0.002 in {other[5].name}, sealed 0.003",
         f"{runs[0].name} began before",
         f"commit abcabcabcabc, sealed at {git_commit()!s:.12}; a checkout had uncommitted",
         "worse 2 % than vanilla': not judged, 1 of its 5 pairs of runs are not among these",
@@ -137,37 +84,13 @@ def test_all_that_changed_since_is_named(tiny_shards: Path, tmp_path: Path) -> N
         assert change in sentence, (change, sentence)
 
 
-def test_runs_without_a_seal_are_said_to_be(tiny_shards: Path, tmp_path: Path) -> None:
-    _, runs = planned(tmp_path, tiny_shards)
-    paths = finish(runs, tiny_shards, gap=0.1)
-    assert compare_runs(paths, "vanilla").seals[0].startswith("Not sealed")
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("orthogonal is nice", "is not a hypothesis; write 'VARIANT"),
-        ("orthogonal within 0% of vanilla", "must be above 0"),
-        ("orthogonal within 100% of vanilla", "below 100 percent"),
-        ("orthogonal better 1.2.3% than vanilla", "is not a hypothesis"),
-        ("gaussian better 1% than vanilla", "'gaussian', which is none of vanilla, orthogonal"),
-    ],
-)
-def test_what_is_no_hypothesis(
-    text: str, complaint: str, tiny_shards: Path, tmp_path: Path
-) -> None:
-    grid, runs = planned(tmp_path, tiny_shards)
-    with pytest.raises(UserError, match=complaint):
-        sealed(grid, runs, text)
-
-
 @pytest.mark.parametrize(
     ("entries", "measure", "complaint"),
     [
         ({"schedule.steps": 9}, {}, "compares runs of 2,048 and 2,304 tokens; name runs of one"),
         ({"schedule.steps": 9}, {"subjects": ["tokens"]}, "or add --match flops"),
-        (RATE, {"subjects": ["luck"]}, "--subject luck is nothing that runs are compared by"),
-        (RATE, {"subjects": ["attention.variant"]}, "outside of attention, tokens, or data"),
+        ({}, {"subjects": ["luck"]}, "--subject luck is nothing that runs are compared by"),
+        ({}, {"subjects": ["attention.variant"]}, "outside of attention, tokens, or data"),
         ({"run.seed": 2}, {}, "one has none of seed 2; give all variants the same `seeds`"),
     ],
 )
@@ -179,20 +102,13 @@ def test_what_pairs_cannot_decide_is_not_sealed(
     tmp_path: Path,
 ) -> None:
     plain = {"schedule.steps": 8, "run.seed": 1}
-    both = [{"name": "one", **plain}, {"name": "other", **plain, **entries}]
-    grid = read_grid(tiny_grid(tiny_shards, tmp_path, list=both))
-    runs = plan_sweep(grid, None, (), lambda _: 1, check_data=True)
-    given = {"match": "tokens", "subjects": [], "rule": fixed_rule(1)} | measure
+    other = {"name": "other", "optimizer.learning_rate": 1e-4, **plain, **entries}
+    grid = read_grid(tiny_grid(tiny_shards, tmp_path, list=[{"name": "one", **plain}, other]))
+    runs = runs_of(grid)
+    with pytest.raises(UserError, match="'third', which is none of one, other"):
+        sealed(grid, runs, "third worse 1% than one")
     with pytest.raises(UserError, match=complaint):
-        seal_plan(
-            grid,
-            None,
-            (),
-            runs,
-            hypotheses=[Hypothesis("other", "worse", 1.0, "one")],
-            stopping_rule="once",
-            measure=Measure.model_validate(given),
-        )
+        sealed(grid, runs, "other worse 1% than one", rule=fixed_rule(1), **measure)
     assert not (tmp_path / "runs/seals").exists()
 
 
@@ -221,12 +137,8 @@ def test_further_runs_are_named_and_change_nothing(tiny_shards: Path, tmp_path: 
 def test_compare_judges_a_trial_by_its_own_rule_alone(tiny_shards: Path, tmp_path: Path) -> None:
     """The ordinary interval of these five pairs excludes 0, the sequential bound does not."""
     grid, runs = planned(tmp_path, tiny_shards)
-    claim = Hypothesis.parse("orthogonal worse 2% than vanilla")
-    measure = Measure(match="tokens", subjects=[], rule=SEQUENTIAL)
-    seeds = [*range(1, 101)]
-    assert seal_plan(
-        grid, None, (), runs, hypotheses=[claim], stopping_rule="p_n", measure=measure, seeds=seeds
-    )
+    claim = "orthogonal worse 2% than vanilla"
+    assert sealed(grid, runs, claim, seeds=range(1, 101), rule=SEQUENTIAL)
     gaps = (0.0003, 0.0197, 0.0051, 0.0149, 0.01)
     paths = []
     for run in runs:
@@ -273,8 +185,8 @@ def test_another_measure_than_the_sealed_one_is_called_unsealed() -> None:
     measure = campaign.seal.sealed.measure
     assert measure
     at_flops = measure.model_copy(update={"match": "flops", "subjects": ["tokens"]})
-    sealed = with_(campaign.seal.sealed, measure=at_flops)
-    campaign = replace(campaign, seal=replace(campaign.seal, sealed=sealed))
+    content = with_(campaign.seal.sealed, measure=at_flops)
+    campaign = replace(campaign, seal=replace(campaign.seal, sealed=content))
     assert "': HIT." in said(campaign, "flops", ["tokens"])
     assert unsealed in said(campaign, "flops") and unsealed in said(campaign, "flops", ["luck"])
 
@@ -293,10 +205,8 @@ def test_a_seal_at_equal_flops_is_judged_by_the_losses_there(
     path = tmp_path / "grid.yaml"
     path.write_text(path.read_text().replace("schedule.steps: 6", "schedule.flops: 1000000000"))
     grid = read_grid(str(path))
-    runs = plan_sweep(grid, None, (), lambda _: 1, check_data=True)
-    claim = Hypothesis.parse("orthogonal worse 1% than vanilla")
-    measure = Measure(match="flops", subjects=[], rule=fixed_rule(len(SEEDS)))
-    assert seal_plan(grid, None, (), runs, hypotheses=[claim], stopping_rule="", measure=measure)
+    runs = runs_of(grid)
+    assert sealed(grid, runs, "orthogonal worse 1% than vanilla", match="flops")
     paths = finish(runs, tiny_shards, gap=0.03)
     (sentence,) = compare_runs(paths, "vanilla", match="flops").seals
     assert ", at equal flops; " in sentence and "vanilla': HIT." in sentence
@@ -367,7 +277,7 @@ def test_a_branch_of_an_earlier_trunk_is_not_sealed(tiny_shards: Path, tmp_path:
     content = yaml.safe_load(grid.path.read_text())
     content["set"] |= {"schedule.kind": "wsd", "schedule.branch_from": str(trunk)}
     grid.path.write_text(dump_yaml(content))
-    branches = plan_sweep(read_grid(str(grid.path)), None, (), lambda _: 1, check_data=True)
+    branches = runs_of(read_grid(str(grid.path)))
     trunk.mkdir()
     assert sealed(grid, branches, "orthogonal worse 1% than vanilla") is None
     trunk.rmdir()
@@ -382,7 +292,7 @@ def test_a_seal_is_found_again_by_another_spelling_of_its_grid(
     seal = sealed(grid, runs, claim)
     finish(runs[:1], tiny_shards, gap=0.0)
     grid.path.write_text(grid.path.read_text() + "# a comment\n")
-    begun = plan_sweep(grid, None, (), lambda _: 1, check_data=True)
+    begun = runs_of(grid)
     assert sealed(grid, begun, claim) == seal
     assert sealed(grid, begun, "orthogonal better 1% than vanilla") is None
 
@@ -405,11 +315,11 @@ def test_a_seal_without_its_hash_is_none_and_a_rule_of_another_version_judges_no
 def test_a_hit_is_a_difference_of_more_than_the_margin() -> None:
     """Of 1.5 %, give or take: more than 1 %, less than 2 %, and not shown to be either of 1.5."""
     campaign = fabricated((0.0145, 0.0155, 0.015, 0.0147, 0.0153))
-    sealed = campaign.seal.sealed
+    content = campaign.seal.sealed
     margins = ((0.0, "HIT"), (1.0, "HIT"), (1.5, "not decided by these runs"), (2.0, "MISS"))
     for margin, word in margins:
         claims = [Hypothesis("new", "worse", margin, "old")]
-        seal = replace(campaign.seal, sealed=with_(sealed, hypotheses=claims))
+        seal = replace(campaign.seal, sealed=with_(content, hypotheses=claims))
         assert f"Hypothesis '{claims[0]}': {word}." in said(replace(campaign, seal=seal)), margin
 
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from laboratory.study.gaps import FEWEST_SEEDS
 from laboratory.sweep.grid import GridRun, expand, read_grid, select
 from laboratory.sweep.names import LONGEST_NAME, NamedValues, run_names
 from laboratory.sweep.plan import PlannedRun, plan_sweep
-from laboratory.sweep.running import devices_of_slot, next_run
-from pretrain.__main__ import app
+from laboratory.sweep.running import next_run
 from pretrain.config.load import load_config
 from pretrain.config.sources import dump_yaml, override_text, parse_overrides
 from pretrain.errors import UserError
@@ -40,6 +38,12 @@ def plan(directory: Path, *overrides: str, **content: Any) -> list[PlannedRun]:
     content = {"set": ONE_RANK, **content}
     grid = read_grid(grid_file(directory, **content))
     return plan_sweep(grid, None, parse_overrides(overrides), lambda _: 1, check_data=False)
+
+
+def begin(run: PlannedRun) -> None:
+    """Leave the directory of a run that has begun."""
+    run.path.mkdir(parents=True)
+    (run.path / "config.yaml").write_text(run.config.to_yaml())
 
 
 def refusal(directory: Path, *overrides: str, **content: Any) -> str:
@@ -243,57 +247,43 @@ def test_names_are_safe_and_do_not_collide(values: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "fragments"),
+    ("content", "said"),
     [
-        ({"gird": {}}, ["mine.yaml: unknown key 'gird'; did you mean 'grid'?"]),
-        ({"seeds": [1, -1]}, ["mine.yaml", "'seeds.1' is -1", "greater than or equal to 0"]),
-        ({"seeds": []}, ["mine.yaml", "'seeds' is []"]),
-        ({"seeds": [1, 2, 1]}, ["asks for the same run twice: seed_1"]),
-        ({"grid": {"model.num_layers": []}}, ["mine.yaml", "'grid.model.num_layers' is []"]),
-        ({"grid": {"model.num_layers": 4}}, ["mine.yaml", "'grid.model.num_layers' is 4", "list"]),
-        (
-            {"grid": {"variant": ["vanilla"]}},
-            ["'variant' in `grid` is not of the form section.key"],
-        ),
-        ({"grid": {"run.name": ["a"]}}, ["'run.name' in `grid`: the sweep names its runs"]),
-        ({"set": {"run.directory": "x"}}, ["'run.directory' in `set`: give `directory` instead"]),
+        ({"gird": {}}, "mine.yaml: unknown key 'gird'; did you mean 'grid'"),
+        ({"seeds": [1, -1]}, "mine.yaml.*'seeds.1' is -1.* greater than or equal to 0"),
+        ({"seeds": []}, r"mine.yaml.*'seeds' is \[\]"),
+        ({"seeds": [1, 2, 1]}, "asks for the same run twice: seed_1"),
+        ({"grid": {"model.num_layers": []}}, r"mine.yaml.*'grid.model.num_layers' is \[\]"),
+        ({"grid": {"model.num_layers": 4}}, "mine.yaml.*'grid.model.num_layers' is 4.*list"),
+        ({"grid": {"variant": ["vanilla"]}}, "'variant' in `grid` is not of the form section.key"),
+        ({"grid": {"run.name": ["a"]}}, "'run.name' in `grid`: the sweep names its runs"),
+        ({"set": {"run.directory": "x"}}, "'run.directory' in `set`: give `directory` instead"),
         (
             {"grid": {"run.seed": [1]}, "seeds": [2]},
-            ["'run.seed' is given in `grid` and in `seeds`"],
+            "'run.seed' is given in `grid` and in `seeds`",
         ),
         (
             {"set": {"model.num_layers": 2}, "grid": {"model.num_layers": [3]}},
-            ["'model.num_layers' is given in `set` and in `grid`"],
+            "'model.num_layers' is given in `set` and in `grid`",
         ),
-        ({"list": [{"name": "a"}, {"name": "A"}]}, ["two entries of `list` are called 'A'"]),
-        ({"list": [{"name": "../a"}]}, ["'../a' is not a name for an entry"]),
-        ({"list": [{"name": "logs"}]}, ["a run cannot be called 'logs'"]),
-        ({"list": [{"name": "a"}, {"name": "b"}]}, ["a and b are the same run under two names"]),
+        ({"list": [{"name": "a"}, {"name": "A"}]}, "two entries of `list` are called 'A'"),
+        ({"list": [{"name": "../a"}]}, "'../a' is not a name for an entry"),
+        ({"list": [{"name": "logs"}]}, "a run cannot be called 'logs'"),
+        ({"list": [{"name": "a"}, {"name": "b"}]}, "a and b are the same run under two names"),
         (
             {"grid": {"model.num_layres": [1]}},
-            ["run num_layres_1", "mine.yaml line", "unknown key 'model.num_layres'", "num_layers"],
+            "run num_layres_1: .*mine.yaml line.* unknown key 'model.num_layres'.*num_layers",
         ),
-        (
-            {"grid": {"attention.variant": ["vanila"]}},
-            ["run vanila", "attention.variant", "'vanila'"],
-        ),
-        (
-            {"grid": {"model.num_layers": [2, 0]}},
-            ["run num_layers_0", "mine.yaml line", "'model.num_layers' is 0"],
-        ),
-        (
-            {"set": {}, "grid": {"model.num_layers": [2]}},
-            ["run num_layers_2", "tensor_model_parallel_size=2 needs at least 2 processes"],
-        ),
-        ({"base": "dem"}, ["config 'dem' is neither a file nor one of the shipped configs"]),
+        ({"grid": {"attention.variant": ["vanila"]}}, "run vanila.*attention.variant.*'vanila'"),
+        ({"grid": {"model.num_layers": [2, 0]}}, "run num_layers_0: .*line.*'.*layers' is 0"),
+        ({"set": {}, "seeds": [2]}, "run seed_2.*tensor_model_parallel_size=2 needs at least 2 pr"),
+        ({"base": "dem"}, "config 'dem' is neither a file nor one of the shipped configs"),
     ],
 )
 def test_a_mistake_in_a_grid_is_one_sentence(
-    tmp_path: Path, content: dict[str, Any], fragments: list[str]
+    tmp_path: Path, content: dict[str, Any], said: str
 ) -> None:
-    said = refusal(tmp_path, **content)
-    for fragment in fragments:
-        assert fragment in said
+    assert re.search(said, refusal(tmp_path, **content))
 
 
 def test_mistakes_beside_the_grid(tmp_path: Path) -> None:
@@ -312,8 +302,7 @@ def test_mistakes_beside_the_grid(tmp_path: Path) -> None:
 def test_a_run_directory_of_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
     content = {"grid": {"model.num_layers": [2, 3]}}
     run = plan(tmp_path, **content)[1]
-    run.path.mkdir(parents=True)
-    (run.path / "config.yaml").write_text(run.config.to_yaml())
+    begin(run)
     assert [run.standing for run in plan(tmp_path, **content)] == ["new", "partial"]
     said = refusal(tmp_path, "optimizer.learning_rate=1e-4", "schedule.steps=99", **content)
     assert f"{run.path} holds another run" in said
@@ -346,8 +335,7 @@ def test_what_changes_no_number_makes_no_other_run(
     entries[1]["schedule.branch_from"] = "trunk"
     content = {"set": {**ONE_RANK, "schedule.kind": "wsd"}, "list": entries}
     for run in plan(tmp_path, *words, **content):
-        run.path.mkdir(parents=True)
-        (run.path / "config.yaml").write_text(run.config.to_yaml())
+        begin(run)
     assert [run.standing for run in plan(tmp_path, **content)] == ["partial", "partial"]
     entries[1]["schedule.branch_from"] = str(tmp_path)
     assert "schedule.branch_from is " in refusal(tmp_path, **content)
@@ -368,8 +356,7 @@ def test_another_path_to_the_same_data_makes_no_other_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (run,) = plan(tmp_path, here.format())
-    run.path.mkdir(parents=True)
-    (run.path / "config.yaml").write_text(run.config.to_yaml())
+    begin(run)
     assert [run.standing for run in plan(tmp_path, elsewhere.format(tmp_path))] == ["partial"]
     assert "holds another run: data." in refusal(tmp_path, elsewhere.format("/elsewhere"))
 
@@ -456,29 +443,3 @@ def test_every_shipped_grid_goes_on_every_base(name: str, base: str) -> None:
             return
     twins = {("a3_heads", "small"): 2}.get((name, base), 2 if name == "a4_head_dim" else 0)
     assert len(planned(length, first)) == len(first) - twins
-
-
-def test_each_run_at_a_time_has_gpus_of_its_own() -> None:
-    assert ["".join(devices_of_slot("abcdef", n, 3, 2)) for n in range(3)] == ["ab", "cd", "ef"]
-    with pytest.raises(UserError, match="needs 8 GPUs and there are 6"):
-        devices_of_slot("abcdef", 0, 2, 4)
-
-
-def test_a_dry_run_is_a_table_with_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    content = {
-        "set": {**ONE_RANK, "schedule.steps": 7, "schedule.warmup_steps": 1},
-        "list": [{"attention.variant": "vanilla"}, {"attention.variant": "orthogonal"}],
-    }
-    grid = grid_file(tmp_path, **content)
-    done = CliRunner().invoke(app, ["sweep", grid, "--dry-run"])
-    assert done.exit_code == 0, done.output
-    lines = done.output.splitlines()
-    assert lines[0].startswith("every run: demo ") and "schedule.steps=7" in lines[0]
-    configs = {run.name: run.config for run in plan(tmp_path, **content)}
-    for name in ("vanilla", "orthogonal"):
-        (row,) = [line.split() for line in lines if line.startswith(f"{name} ")]
-        flops = f"{configs[name].total_flops:.2e}"
-        assert row == [name, "new", f"attention.variant={name}", "0.0", "M", flops]
-    total = sum(config.total_flops for config in configs.values())
-    assert lines[-1].startswith(f"2 of 2 runs to train: {total:.2e} FLOPs, about 0:00:0")

@@ -1,4 +1,4 @@
-"""Sweeps whose runs are busy, finished or damaged; none of them trains anything."""
+"""Sweeps whose runs are busy, finished, damaged or only listed; none of them trains anything."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from laboratory.sweep.grid import read_grid
 from laboratory.sweep.plan import PlannedRun, plan_sweep
-from laboratory.sweep.running import Outcome, SignalRelay, run_sweep
+from laboratory.sweep.running import Outcome, SignalRelay, devices_of_slot, run_sweep
 from laboratory.sweep.verb import Progress
+from pretrain.__main__ import app
 from pretrain.config.load import load_config
 from pretrain.config.sources import dump_yaml
 from pretrain.errors import UserError
@@ -121,3 +123,23 @@ def test_the_time_left_is_that_of_finished_runs_over_the_jobs(
     report(runs[2], Outcome(runs[2], "finished", seconds=400.0))
     left = "about 0:10:50 left"  # 5 and 8 runs of 400 seconds, 8 at a time
     assert f"(2 of 16, {left})" in capsys.readouterr().out
+
+
+def test_each_run_at_a_time_has_gpus_of_its_own() -> None:
+    assert ["".join(devices_of_slot("abcdef", n, 3, 2)) for n in range(3)] == ["ab", "cd", "ef"]
+
+
+def test_a_dry_run_is_a_table_with_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    variants = ("vanilla", "orthogonal")
+    runs = plan(tmp_path, grid={"attention.variant": [*variants]})
+    done = CliRunner().invoke(app, ["sweep", str(tmp_path / "grid.yaml"), "--dry-run"])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].startswith("every run: demo ") and "schedule.kind=wsd" in lines[0]
+    for name, run in zip(variants, runs, strict=True):
+        (row,) = [line.split() for line in lines if line.startswith(f"{name} ")]
+        flops = f"{run.config.total_flops:.2e}"
+        assert row == [name, "new", f"attention.variant={name}", "0.5", "M", flops]
+    total = sum(run.config.total_flops for run in runs)
+    assert lines[-1].startswith(f"2 of 2 runs to train: {total:.2e} FLOPs, about 0:0")
