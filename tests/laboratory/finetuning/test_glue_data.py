@@ -67,9 +67,11 @@ def test_what_is_not_the_task_s_data_is_one_sentence(tmp_path: Path) -> None:
     refused("rte, split train has no column sentence1; it has sentence, label", folder, "rte")
     refused("mnli has no split validation_matched, .*; it has train", folder, "mnli")
     write(tmp_path / "labels", [*ROWS, {"sentence": "more", "label": 2}])
-    refused(r"row 7: label is 2, which is not a number from 0 to 1", tmp_path / "labels")
+    refused(r"row 7: label is 2: Input should be less than or equal to 1", tmp_path / "labels")
+    write(tmp_path / "halves", [*ROWS, {"sentence": "more", "label": 0.5}])
+    refused(r"row 7: label is 0.5: Input should be a multiple of 1", tmp_path / "halves")
     write(tmp_path / "texts", [{"sentence": 3, "label": 1}])
-    refused(r"row 1: sentence is 3, which is not text", tmp_path / "texts")
+    refused(r"row 1: sentence is 3: Input should be a valid string", tmp_path / "texts")
     (folder / "train.jsonl").write_text('{"sentence": \n')
     refused("sst2 cannot be read: JSON parse error", folder)
     (folder / "train.jsonl").unlink()
@@ -79,7 +81,7 @@ def test_what_is_not_the_task_s_data_is_one_sentence(tmp_path: Path) -> None:
     for score in (5.5, "4", None):
         row = {"sentence1": "a", "sentence2": "b", "label": score}
         write(tmp_path / "scores", [{**row, "label": 5.0}, row] if score != "4" else [row])
-        refused("label is .*, which is not a number from 0 to 5", tmp_path / "scores", "stsb")
+        refused("label is .*: Input should be (less|a valid number)", tmp_path / "scores", "stsb")
 
 
 def test_tasks_are_named_as_on_the_hub() -> None:
