@@ -15,19 +15,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from laboratory.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL, PairedGap
+from laboratory.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL, HasGap, PairedGap
 from pretrain.reporting.tables import REMARKS, Column, Table, table_of
 from pretrain.reporting.text import NOTHING, percent, share, signed
-
-
-class HasGap(Protocol):
-    """Record with a gap, which is None without a seed in common with the baseline."""
-
-    @property
-    def gap(self) -> PairedGap | None: ...
-
 
 GapColumn: TypeAlias = Column[HasGap]
 

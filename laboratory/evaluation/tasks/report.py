@@ -19,7 +19,7 @@ from typing import Any
 
 from laboratory.evaluation.tasks.harness import BOOTSTRAP, Score, Scores
 from laboratory.finetuning.models import Pretrained
-from laboratory.study.gaps import FEWEST_SEEDS, SCORES, PairedGap, adjust, gap_content, paired_gap
+from laboratory.study.gaps import FEWEST_SEEDS, SCORES, PairedGap, adjusted, paired_gap, with_gap
 from laboratory.study.report import Block, Document
 from laboratory.study.seeds import Group, Groups
 from laboratory.study.tables import (
@@ -87,10 +87,12 @@ def compare_tasks(
                     _by_seed(side, scores, task, metric) for side in (group, base)
                 )
                 gap = paired_gap(base.name, values, base_values, SCORES)
+                if gap and metric != tested:
+                    gap = replace(gap, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None)
                 by_seed.append(Contrast(task, metric, group.name, tested=metric == tested, gap=gap))
                 if metric == tested:
                     by_item += _by_item(group, base, scores, task=task, metric=metric)
-    return _adjusted(by_seed), _adjusted(by_item)
+    return adjusted(by_seed), adjusted(by_item)
 
 
 def _by_seed(
@@ -125,18 +127,6 @@ def _by_item(
         if gap is not None:
             contrasts.append(Contrast(task, metric, model.name, tested=True, gap=gap))
     return contrasts
-
-
-def _adjusted(contrasts: Sequence[Contrast]) -> list[Contrast]:
-    tested = iter(adjust([contrast.gap for contrast in contrasts if contrast.tested]))
-    return [
-        replace(contrast, gap=next(tested) if contrast.tested else _untested(contrast.gap))
-        for contrast in contrasts
-    ]
-
-
-def _untested(gap: PairedGap | None) -> PairedGap | None:
-    return gap and replace(gap, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None)
 
 
 def tasks_document(
@@ -189,7 +179,7 @@ def tasks_document(
         _content(groups, scores, facts, limit)
         | {
             "notes": notes,
-            "contrasts": [_contrast_content(contrast) for contrast in by_seed],
+            "contrasts": [with_gap(contrast) for contrast in by_seed],
             "items": [_item_content(contrast) for contrast in by_item],
         },
         summary,
@@ -284,10 +274,6 @@ def _without_items(score: Score) -> dict[str, Any]:
 
 def _item_content(contrast: Contrast) -> dict[str, Any]:
     """Return a gap by item; the items themselves are in OUT/results."""
-    assert contrast.gap is not None
-    gap = {key: value for key, value in gap_content(contrast.gap).items() if key not in _OF_PAIRS}
-    return asdict(contrast) | {"gap": {"n": contrast.gap.n, **gap}}
-
-
-def _contrast_content(contrast: Contrast) -> dict[str, Any]:
-    return asdict(contrast) | {"gap": contrast.gap and gap_content(contrast.gap)}
+    content = with_gap(contrast)
+    gap = {key: value for key, value in content["gap"].items() if key not in _OF_PAIRS}
+    return content | {"gap": {"n": len(content["gap"]["seeds"]), **gap}}
