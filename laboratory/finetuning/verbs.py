@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from data_pipeline.errors import how_to_install
+from data_pipeline.errors import needs_extra
 from data_pipeline.io.files import refuse_unwritable
-from pretrain.errors import UserError
 
 if TYPE_CHECKING:
     from laboratory.finetuning.glue_data import Task
@@ -23,6 +22,14 @@ if TYPE_CHECKING:
     from laboratory.study.report import Report
 
 MODULES = ("datasets", "accelerate", "sklearn", "scipy")
+Models = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN|DIR...", help="Run directories, or models of transformers."),
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option(help="Variant or run the others are compared with; default: the first's."),
+]
 Data = Annotated[
     str,
     typer.Option(help="Directory of GLUE with a folder for each task, or its name on the hub."),
@@ -35,24 +42,21 @@ MaxLength = Annotated[
     int | None,
     typer.Option(min=8, help="Tokens of an example at most; default: the model's own."),
 ]
-TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run code that lies in a DIR.")]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run code that lies in DIR (a run's own needs no asking)."),
+]
 Out = Annotated[Path, typer.Option(help="Directory for the report and for finished trainings.")]
 
 
 def glue(
-    models: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN|DIR...", help="Run directories, or models of transformers."),
-    ],
+    models: Models,
     data: Data = "nyu-mll/glue",
     tasks: Annotated[
         str, typer.Option(help="Of cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli.")
     ] = "sst2",
     seeds: Seeds = 3,
-    baseline: Annotated[
-        str | None,
-        typer.Option(help="Variant or run the others are compared with; default: the first's."),
-    ] = None,
+    baseline: Baseline = None,
     out: Out = Path("evaluation/glue"),
     train_query_key: Annotated[
         bool,
@@ -181,13 +185,11 @@ def _run(
 
 
 def require_packages(verb: str, *modules: str) -> None:
-    """Import transformers and other modules of a verb, quietly.
-
-    Args:
-        modules: Modules of packages of the extra `eval`.
+    """Import transformers, and modules of packages of the extra `eval`, quietly.
 
     Raises:
-        UserError: one is not installed.
+        UserError: transformers is not installed.
+        DataError: another package is not installed.
     """
     from pretrain.export.models import require_transformers
     from pretrain.ranks.devices import use_cuda
@@ -197,13 +199,9 @@ def require_packages(verb: str, *modules: str) -> None:
     # detects.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda() else "cpu")
     require_transformers(verb)
-    try:
+    with needs_extra(verb, "eval"):
         for module in modules:
             import_module(module)
-    except ImportError as error:
-        raise UserError(
-            f"{verb} needs packages of the extra eval ({error}): {how_to_install('eval')}"
-        ) from error
 
 
 def _query_key_notes(models: Sequence[Pretrained], train_query_key: bool) -> list[str]:
