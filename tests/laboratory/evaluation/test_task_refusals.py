@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from data_pipeline.errors import DataError
 from laboratory.evaluation.verbs import tasks
 from pretrain.errors import UserError
 from tests.laboratory.evaluation.tiny_models import own_cache, write_model, write_tasks
@@ -40,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def refused(match: str, *arguments: Any, **options: Any) -> None:
-    with pytest.raises(UserError, match=match):
+    with pytest.raises((UserError, DataError), match=match):
         tasks(*arguments, **options)
 
 
