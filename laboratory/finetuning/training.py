@@ -30,13 +30,11 @@ import numpy as np
 from pydantic import TypeAdapter
 from transformers import (
     DataCollatorWithPadding,
-    EvalPrediction,
     PrinterCallback,
     Trainer,
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_utils import PredictionOutput
 
 import pretrain
 from laboratory.finetuning.glue_data import TRAIN, Task, measure
@@ -159,16 +157,9 @@ def run_trials(
                     fine_tune, arm, task, splits, tokenizer=tokenizer, settings=settings, seed=seed
                 )
                 content, kept = cache.read_or_make(name, identity, train)
-                trial = Trial(
-                    task=task.name,
-                    group=arm.group,
-                    model=arm.model.name,
-                    pretraining_seed=arm.model.seed,
-                    seed=seed,
-                    kept=kept,
-                    result=RESULT.validate_python(content),
-                )
-                trials.append(trial)
+                names = (task.name, arm.group, arm.model.name)
+                result = RESULT.validate_python(content)
+                trials.append(Trial(*names, arm.model.seed, seed=seed, kept=kept, result=result))
     return trials
 
 
@@ -231,7 +222,7 @@ def fine_tune(
     model = load_classifier(arm.model, task, tokenizer)
     frozen = freeze(model, arm.prepare(model, seed))
 
-    def scores(predicted: EvalPrediction | PredictionOutput) -> dict[str, float]:
+    def scores(predicted: Any) -> dict[str, float]:
         labels, outputs = map(np.asarray, (predicted.label_ids, predicted.predictions))
         return measure(task, labels, outputs)
 
