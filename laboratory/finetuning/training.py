@@ -42,7 +42,7 @@ from laboratory.finetuning.models import Pretrained, load_classifier, load_token
 from laboratory.finetuning.query_key import Rows, all_rows, freeze, query_key, replace_rows
 from laboratory.finetuning.report import Result, Trial
 from laboratory.reporting.progress import WorkDisplay
-from laboratory.study.cache import ResultCache, content_digest
+from laboratory.study.cache import content_digest, read_or_make
 from pretrain.errors import UserError
 from pretrain.ranks.devices import use_cuda
 from pretrain.ranks.gpu_settings import use_arithmetic
@@ -125,7 +125,6 @@ def run_trials(
     Raises:
         UserError: a result cannot be written, or as `load_tokenizer` and `fine_tune`.
     """
-    cache = ResultCache(out / "trials", RESULT)
     environment = {
         "program": pretrain.__version__,
         "packages": {name: version(name) for name in ("torch", "transformers", "accelerate")},
@@ -156,9 +155,9 @@ def run_trials(
                 train = partial(
                     fine_tune, arm, task, splits, tokenizer=tokenizer, settings=settings, seed=seed
                 )
-                content, kept = cache.read_or_make(name, identity, train)
+                path = out / "trials" / f"{name}.json"
+                result, kept = read_or_make(path, identity, RESULT, train)
                 names = (task.name, arm.group, arm.model.name)
-                result = RESULT.validate_python(content)
                 trials.append(Trial(*names, arm.model.seed, seed=seed, kept=kept, result=result))
     return trials
 
