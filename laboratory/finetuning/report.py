@@ -87,6 +87,24 @@ class Comparison:
     held: int | None
 
 
+@dataclass(frozen=True)
+class Study:
+    """Subject of a report.
+
+    Attributes:
+        experiment: Number of the experiment, such as E3.
+        baseline: Name of the group that the others are compared with.
+        metrics: Metrics that are compared; the first one decides whether the criterion held.
+        notes: Notes of the report beside those that every report has.
+    """
+
+    experiment: str
+    title: str
+    baseline: str
+    metrics: Sequence[str]
+    notes: Sequence[str]
+
+
 def compare_trials(
     trials: Sequence[Trial], baseline: str, metrics: Sequence[str]
 ) -> list[Comparison]:
@@ -138,34 +156,24 @@ def _means(trials: Sequence[Trial], metric: str, pair: Pair) -> dict[int, float]
     return {seed: statistics.fmean(of_seed) for seed, of_seed in values.items()}
 
 
-def fine_tuned_report(
-    trials: Sequence[Trial],
-    content: Mapping[str, Any],
-    *,
-    experiment: str,
-    title: str,
-    baseline: str,
-    metrics: Sequence[str],
-    notes: Sequence[str],
-) -> Report:
+def fine_tuned_report(study: Study, trials: Sequence[Trial], content: Mapping[str, Any]) -> Report:
     """Return the report of all trials.
 
     Args:
         content: Further content of report.json.
-        baseline: Name of a group.
-        metrics: Metrics that are compared; the first one decides whether the criterion held.
-        notes: Further notes of the report.
     """
-    comparisons = compare_trials(trials, baseline, metrics)
-    verdicts = [_verdict(one) for one in comparisons if one.metric == metrics[0]]
+    baseline = study.baseline
+    judged = study.metrics[0]
+    comparisons = compare_trials(trials, baseline, study.metrics)
+    verdicts = [_verdict(one) for one in comparisons if one.metric == judged]
     alone = Verdict(baseline, len(trials), None, "nothing to compare with")
     return Report(
-        experiment,
-        title,
-        criterion=f"{metrics[0]} ≥ {100 * (1 - TOLERANCE):g} % of {baseline}'s, pair by pair",
+        study.experiment,
+        study.title,
+        criterion=f"{judged} ≥ {100 * (1 - TOLERANCE):g} % of {baseline}'s, pair by pair",
         verdicts=verdicts or [alone],
         tables=[_scores(trials), *([_gaps(comparisons, baseline)] if comparisons else [])],
-        notes=[*_notes(trials, comparisons), *notes],
+        notes=[*_notes(trials, comparisons), *study.notes],
         content={
             "baseline": baseline,
             "tolerance": TOLERANCE,
@@ -221,7 +229,6 @@ def _gaps(comparisons: Sequence[Comparison], baseline: str) -> Table:
         (GAP, INTERVAL, EFFECT, T_P, T_HOLM),
         claims=True,
         title=f"Gaps to {baseline}, in points; below 0 is worse",
-        flush_left=True,
     )
 
 

@@ -46,7 +46,6 @@ def gap_table(
     *,
     claims: bool = False,
     title: str = "",
-    flush_left: bool = False,
 ) -> Table:
     """Return a table of gaps.
 
@@ -54,12 +53,10 @@ def gap_table(
         names: Titles of the columns of `GapRow.names`.
         columns: Columns of each gap.
         claims: Whether to add a last column with what may be said of each gap.
-        flush_left: Whether all columns are flush left, not only those of words.
     """
     first = [Column(name, _nth_name(i), in_words=True) for i, name in enumerate(names)]
     last = [Column(REMARKS, _claim, in_words=True)] if claims else []
-    table = table_of(rows, [*first, *columns, *last], title)
-    return Table(table.header, table.rows, range(len(table.header)), title) if flush_left else table
+    return table_of(rows, [*first, *columns, *last], title)
 
 
 def _nth_name(index: int) -> Callable[[GapRow], str]:
