@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,30 +55,20 @@ def test_models_are_refused_before_they_are_loaded(place: Path, tmp_path: Path) 
     refused("--baseline base is none .* 'vanilla'", [model], "choice", baseline="base", **files)
     refused("both 'vanilla' with run.seed=1: give one of", [model, again], "choice", **files)
     refused("--step 3: .* is an export", [model], "choice", step=3, **files)
+    (again / "modeling.py").write_text("raise SystemExit(3)\n")
+    refused("modeling.py: read it, then give --trust-code", [again], "choice", **files)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_text("run: {name: a}\n")
     refused("no complete checkpoint", [tmp_path / "run"], "choice", **files)
 
 
 @pytest.mark.distributed
-def test_a_directory_of_tasks_must_be_there(place: Path, tmp_path: Path) -> None:
-    said = "--include-path .* is not a directory"
-    refused(said, [place / "model"], "choice", include_path=tmp_path / "none")
-
-
-def _copy(model: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(model, tmp_path / "copy"))
-
-
-@pytest.mark.distributed
-def test_unknown_tasks_are_named_with_what_was_meant(place: Path) -> None:
-    said = r"no task, group or tag arc_eazy \(did you mean arc_easy"
-    refused(said, [place / "model"], "choice,arc_eazy", include_path=place / "files")
-
-
-@pytest.mark.distributed
-def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_task_is_one_sentence(place: Path, tmp_path: Path) -> None:
+    missing = {"include_path": tmp_path / "none"}
+    refused("--include-path .* is not a directory", [place / "model"], "choice", **missing)
     files = write_tasks(tmp_path / "files", 4)
+    said = r"no task, group or tag arc_eazy \(did you mean arc_easy"
+    refused(said, [place / "model"], "choice,arc_eazy", include_path=files)
     text = (files / "choice.yaml").read_text()
     (files / "choice.yaml").write_text(text.replace("choice.jsonl", "nowhere.jsonl"))
     options = {"include_path": files, "out": tmp_path / "out"}
@@ -91,18 +80,6 @@ def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> 
     assert not list(tmp_path.glob("out/results/*/results.json"))
     (files / "choice.yaml").write_text(text + "unsafe_code: true\n")
     refused("choice which is marked as unsafe", [place / "model"], "choice", **options)
-
-
-@pytest.mark.distributed
-def test_code_beside_a_model_is_not_run_unasked(place: Path, tmp_path: Path) -> None:
-    model = _copy(place / "model", tmp_path)
-    (model / "modeling.py").write_text("raise SystemExit(3)\n")
-    refused(
-        "modeling.py: read it, then give --trust-code",
-        [model],
-        "choice",
-        include_path=place / "files",
-    )
 
 
 @pytest.mark.distributed

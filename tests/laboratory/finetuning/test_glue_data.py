@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +73,8 @@ def test_what_is_not_the_task_s_data_is_one_sentence(tmp_path: Path) -> None:
     refused(r"row 1: sentence is 3: Input should be a valid string", tmp_path / "texts")
     (folder / "train.jsonl").write_text('{"sentence": \n')
     refused("sst2 cannot be read: JSON parse error", folder)
+    (folder / "train.jsonl").write_text("[1, 2]\n")
+    refused("sst2 (cannot be read|, split train)", folder)
     (folder / "train.jsonl").unlink()
     refused("sst2 has no split train, .*; it has validation", folder)
     (folder / "train.csv").write_text("sentence,label\n")
@@ -107,9 +108,3 @@ def test_metrics_are_glue_s() -> None:
     assert measure(TASKS["stsb"], scores, outputs) == pytest.approx(expected)
     outputs = np.array([[0.1, 0.2, 0.7], [0.9, 0.0, 0.1]])
     assert measure(TASKS["mnli"], np.array([2, 1]), outputs) == {"accuracy": 0.5, "score": 0.5}
-
-
-def test_json_of_another_shape_is_refused(tmp_path: Path) -> None:
-    folder = write(tmp_path / "data")
-    (folder / "train.jsonl").write_text(json.dumps([1, 2]) + "\n")
-    refused("sst2 (cannot be read|, split train)", folder)
