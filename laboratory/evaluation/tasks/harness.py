@@ -249,7 +249,8 @@ def _scores_of(
         if not comma or metric.endswith("_stderr") or not isinstance(value, (int, float)):
             continue
         error = result.get(f"{metric}_stderr,{which}")
-        is_known = isinstance(error, (int, float)) and math.isfinite(error)
+        if not isinstance(error, (int, float)) or not math.isfinite(error):
+            error = None  # the harness has "N/A"
         items = [
             sample.get(metric)
             for task in tasks
@@ -259,7 +260,7 @@ def _scores_of(
         better = results["higher_is_better"].get(tasks[0], {}).get(metric)
         scores[metric if which == "none" else key] = Score(
             value=float(value),
-            stderr=float(error) if is_known else None,
+            stderr=error,
             higher_is_better=better is not False,
             # What is aggregated from pairs, such as BLEU, has no numbers of items.
             items=tuple(map(float, items)) if all(map(_is_number, items)) else (),
