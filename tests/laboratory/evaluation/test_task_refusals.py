@@ -60,15 +60,20 @@ def test_models_are_refused_before_they_are_loaded(place: Path, tmp_path: Path) 
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_text("run: {name: a}\n")
     refused("no complete checkpoint", [tmp_path / "run"], "choice", **files)
+    refused(
+        "--include-path .* is not a directory", [model], "choice", include_path=tmp_path / "none"
+    )
 
 
 @pytest.mark.distributed
-def test_what_is_wrong_with_a_task_is_one_sentence(place: Path, tmp_path: Path) -> None:
-    missing = {"include_path": tmp_path / "none"}
-    refused("--include-path .* is not a directory", [place / "model"], "choice", **missing)
-    files = write_tasks(tmp_path / "files", 4)
+def test_unknown_tasks_are_named_with_what_was_meant(place: Path) -> None:
     said = r"no task, group or tag arc_eazy \(did you mean arc_easy"
-    refused(said, [place / "model"], "choice,arc_eazy", include_path=files)
+    refused(said, [place / "model"], "choice,arc_eazy", include_path=place / "files")
+
+
+@pytest.mark.distributed
+def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> None:
+    files = write_tasks(tmp_path / "files", 4)
     text = (files / "choice.yaml").read_text()
     (files / "choice.yaml").write_text(text.replace("choice.jsonl", "nowhere.jsonl"))
     options = {"include_path": files, "out": tmp_path / "out"}
