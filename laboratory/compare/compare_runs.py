@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from laboratory.compare.convergence import FRACTIONS, reach, stability
 from laboratory.compare.theory import Theory, expected_cost
 from laboratory.compare.trend import Trend, fit_trends, subject_numbers
 from laboratory.runs.finished import FinishedRun, read_finished_run
-from laboratory.study.gaps import NATS, PairedGap, adjust, paired_gap
+from laboratory.study.gaps import NATS, PairedGap, adjusted, paired_gap
 from laboratory.study.seal import read_seals
 from laboratory.study.sealed import arm_of
 from laboratory.study.seeds import Group, Groups, group_runs, named_apart, refuse_twice
@@ -73,8 +72,7 @@ def compare_runs(
         for group in groups.groups
     ]
     # Holm's correction needs all gaps of the report at once.
-    gaps = adjust([variant.gap for variant in variants])
-    variants = [replace(variant, gap=gap) for variant, gap in zip(variants, gaps, strict=True)]
+    variants = adjusted(variants)
     trends, trend_notes = _trends(variants, runs, values)
     return Comparison(
         baseline=groups.baseline,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from data_pipeline.io.files import refuse_unwritable
-from laboratory.finetuning.verbs import glue, reservoir
+from laboratory.finetuning.verbs import Baseline, Models, TrustCode, glue, reservoir
 from pretrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,18 +32,12 @@ Out = Annotated[Path, typer.Option(help="Directory for report.md, report.json an
 
 @evaluate.command()
 def tasks(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN|DIR...", help="Run directories, or models of transformers."),
-    ],
+    runs: Models,
     names: Annotated[
         str,
         typer.Option("--tasks", help="Tasks, groups and tags of lm-evaluation-harness, by commas."),
     ],
-    baseline: Annotated[
-        str | None,
-        typer.Option(help="Variant or run the others are compared with; default: the first's."),
-    ] = None,
+    baseline: Baseline = None,
     include_path: Annotated[
         Path | None,
         typer.Option(
@@ -63,12 +57,7 @@ def tasks(
         int | None,
         typer.Option(min=0, help="Of every run's checkpoint; default: the newest complete one."),
     ] = None,
-    trust_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-code", help="Run code that lies in DIR (a run's own needs no asking)."
-        ),
-    ] = False,
+    trust_code: TrustCode = False,
     out: Annotated[
         Path,
         typer.Option(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError, create_model
 
 from data_pipeline.sources.hub import one_line
 from pretrain.errors import UserError
@@ -40,17 +41,6 @@ class Task:
     metrics: tuple[str, ...] = ("accuracy",)
     labels: int = 2
     validation: tuple[str, ...] = ("validation",)
-
-    @property
-    def labels_text(self) -> str:
-        """Return the range of labels as text."""
-        return f"a number from 0 to {self.labels - 1 if self.labels else MOST_SCORE}"
-
-    def is_label(self, value: Any) -> bool:
-        """Return whether a value is a label of the task."""
-        if self.labels:
-            return value in range(self.labels)
-        return isinstance(value, int | float) and 0 <= value <= MOST_SCORE
 
     @property
     def reported(self) -> tuple[str, ...]:
@@ -138,18 +128,23 @@ def _check(task: Task, rows: Any, place: str) -> None:
     """Refuse rows without the task's columns, texts or labels."""
     if not len(rows):
         raise UserError(f"{place} has no rows")
-    for column in (*task.columns, "label"):
-        if column not in rows.column_names:
-            raise UserError(
-                f"{place} has no column {column}; it has {', '.join(rows.column_names)}"
-            )
-        is_text = column != "label"
-        allowed = "text" if is_text else task.labels_text
-        for number, value in enumerate(rows[column], start=1):
-            if not (isinstance(value, str) if is_text else task.is_label(value)):
-                raise UserError(
-                    f"{place}, row {number}: {column} is {value!r}, which is not {allowed}"
-                )
+    columns = (*task.columns, "label")
+    if missing := [column for column in columns if column not in rows.column_names]:
+        raise UserError(
+            f"{place} has no column {missing[0]}; it has {', '.join(rows.column_names)}"
+        )
+    whole, largest = (1, task.labels - 1) if task.labels else (None, MOST_SCORE)
+    label = Annotated[float, Field(ge=0, le=largest, multiple_of=whole)]
+    texts: dict[str, Any] = dict.fromkeys(task.columns, (str, ...))
+    row: Any = create_model("Row", __config__={"strict": True}, label=(label, ...), **texts)
+    try:
+        TypeAdapter(list[row]).validate_python(rows.to_list())
+    except ValidationError as error:
+        first = error.errors()[0]
+        number, column = first["loc"]
+        raise UserError(
+            f"{place}, row {int(number) + 1}: {column} is {first['input']!r}: {first['msg']}"
+        ) from None
 
 
 def measure(task: Task, labels: np.ndarray, outputs: np.ndarray) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from data_pipeline.sources.hub import one_line
 from laboratory.finetuning.glue_data import HUB_NAME, Task
 from laboratory.finetuning.query_key import Rows
 from laboratory.study.seeds import Groups, group_by_settings, method_of, refuse_twice
@@ -123,10 +124,9 @@ def _downloaded(path: Path) -> Path:
         kinds = ["*.json", "*.txt", "*.model", "*.safetensors"]
         return Path(snapshot_download(str(path), allow_patterns=kinds))
     except Exception as error:  # of the network, the hub and the disk
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise UserError(
-            f"{path} is not a directory, and the hub does not give it: {reason}"
-        ) from error
+        reason = one_line(error)[:300].rstrip(".")
+        problem = f"{path} is not a directory, and the hub does not give it: {reason}"
+        raise UserError(problem) from error
 
 
 def _facts(path: Path) -> Mapping[str, Any]:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
 
 from pydantic import FiniteFloat
 from typing_extensions import TypedDict
 
 from data_pipeline.io.forms import Count
-from laboratory.study.gaps import POINTS, PairedGap, adjust, gap_content, paired_gap
+from laboratory.study.gaps import POINTS, PairedGap, adjusted, paired_gap, with_gap
 from laboratory.study.report import Report, Verdict, seeds_text, text_table
-from laboratory.study.seeds import by_group
 from laboratory.study.tables import EFFECT, GAP, INTERVAL, T_HOLM, T_P, GapRow, gap_table
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import number
 
 TOLERANCE = 0.05
 """Criterion of the method's proposal: the part of the baseline's value that a pair may lose."""
+Pair: TypeAlias = Literal["pretraining", "fine-tuning"]
 
 
 class Result(TypedDict):
@@ -82,9 +82,27 @@ class Comparison:
     task: str
     metric: str
     group: str
-    pair: Literal["pretraining", "fine-tuning"]
+    pair: Pair
     gap: PairedGap | None
     held: int | None
+
+
+@dataclass(frozen=True)
+class Study:
+    """Subject of a report.
+
+    Attributes:
+        experiment: Number of the experiment, such as E3.
+        baseline: Name of the group that the others are compared with.
+        metrics: Metrics that are compared; the first one decides whether the criterion held.
+        notes: Notes of the report beside those that every report has.
+    """
+
+    experiment: str
+    title: str
+    baseline: str
+    metrics: Sequence[str]
+    notes: Sequence[str]
 
 
 def compare_trials(
@@ -96,21 +114,22 @@ def compare_trials(
         baseline: Name of a group.
         metrics: Metrics that are compared.
     """
+    groups = _grouped(trials)
     comparisons = [
-        _compare(metric, members, groups[baseline])
-        for groups in _by_task(trials).values()
+        _compare(metric, members, groups[task, baseline])
         for metric in metrics
-        for group, members in groups.items()
+        for (task, group), members in groups.items()
         if group != baseline
     ]
-    gaps = adjust([comparison.gap for comparison in comparisons])
-    return [replace(comparison, gap=gap) for comparison, gap in zip(comparisons, gaps, strict=True)]
+    return adjusted(comparisons)
 
 
-def _by_task(trials: Sequence[Trial]) -> dict[str, dict[str, list[Trial]]]:
-    """Return {task: {group: its trials}}, all in the order of the trials."""
-    tasks = dict.fromkeys(trial.task for trial in trials)
-    return {task: by_group(trial for trial in trials if trial.task == task) for task in tasks}
+def _grouped(trials: Sequence[Trial]) -> dict[tuple[str, str], list[Trial]]:
+    """Return {(task, group): its trials}, all in the order of the trials."""
+    groups: dict[tuple[str, str], list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault((trial.task, trial.group), []).append(trial)
+    return groups
 
 
 def _compare(metric: str, members: Sequence[Trial], base: Sequence[Trial]) -> Comparison:
@@ -118,66 +137,47 @@ def _compare(metric: str, members: Sequence[Trial], base: Sequence[Trial]) -> Co
     if common:  # only these are of the same samples in the same order
         members = [trial for trial in members if trial.pretraining_seed in common]
         base = [trial for trial in base if trial.pretraining_seed in common]
-    of_pretrainings = len(common) >= 2
-    values, base_values = (_means(side, metric, of_pretrainings) for side in (members, base))
+    pair: Pair = "pretraining" if len(common) >= 2 else "fine-tuning"
+    values, base_values = (_means(side, metric, pair) for side in (members, base))
     gap = paired_gap(base[0].group, values, base_values, POINTS)
-    pairs = [(values[seed], base_values[seed]) for seed in (gap.seeds if gap else ())]
-    held = sum(value >= (1 - TOLERANCE) * base_value for value, base_value in pairs)
-    return Comparison(
-        task=members[0].task,
-        metric=metric,
-        group=members[0].group,
-        pair="pretraining" if of_pretrainings else "fine-tuning",
-        gap=gap,
-        held=held if all(base_value > 0 for _, base_value in pairs) else None,
-    )
+    held = None
+    if gap and all(base_values[seed] > 0 for seed in gap.seeds):
+        held = sum(values[seed] >= (1 - TOLERANCE) * base_values[seed] for seed in gap.seeds)
+    return Comparison(members[0].task, metric, members[0].group, pair=pair, gap=gap, held=held)
 
 
-def _means(trials: Sequence[Trial], metric: str, of_pretrainings: bool) -> dict[int, float]:
+def _means(trials: Sequence[Trial], metric: str, pair: Pair) -> dict[int, float]:
     """Return {seed of the pretraining or fine-tuning: mean of its values}."""
     values: dict[int, list[float]] = {}
     for trial in trials:
-        seed = trial.pretraining_seed if of_pretrainings else trial.seed
+        seed = trial.pretraining_seed if pair == "pretraining" else trial.seed
         assert seed is not None
         values.setdefault(seed, []).append(trial.result["metrics"][metric])
     return {seed: statistics.fmean(of_seed) for seed, of_seed in values.items()}
 
 
-def fine_tuned_report(
-    trials: Sequence[Trial],
-    content: Mapping[str, Any],
-    *,
-    experiment: str,
-    title: str,
-    baseline: str,
-    metrics: Sequence[str],
-    notes: Sequence[str],
-) -> Report:
+def fine_tuned_report(study: Study, trials: Sequence[Trial], content: Mapping[str, Any]) -> Report:
     """Return the report of all trials.
 
     Args:
         content: Further content of report.json.
-        baseline: Name of a group.
-        metrics: Metrics that are compared; the first one decides whether the criterion held.
-        notes: Further notes of the report.
     """
-    comparisons = compare_trials(trials, baseline, metrics)
-    verdicts = [_verdict(one) for one in comparisons if one.metric == metrics[0]]
+    baseline = study.baseline
+    judged = study.metrics[0]
+    comparisons = compare_trials(trials, baseline, study.metrics)
+    verdicts = [_verdict(one) for one in comparisons if one.metric == judged]
     alone = Verdict(baseline, len(trials), None, "nothing to compare with")
     return Report(
-        experiment,
-        title,
-        criterion=f"{metrics[0]} ≥ {100 * (1 - TOLERANCE):g} % of {baseline}'s, pair by pair",
+        study.experiment,
+        study.title,
+        criterion=f"{judged} ≥ {100 * (1 - TOLERANCE):g} % of {baseline}'s, pair by pair",
         verdicts=verdicts or [alone],
         tables=[_scores(trials), *([_gaps(comparisons, baseline)] if comparisons else [])],
-        notes=[*_notes(trials, comparisons), *notes],
+        notes=[*_notes(trials, comparisons), *study.notes],
         content={
             "baseline": baseline,
             "tolerance": TOLERANCE,
-            "comparisons": [
-                asdict(comparison) | {"gap": comparison.gap and gap_content(comparison.gap)}
-                for comparison in comparisons
-            ],
+            "comparisons": [with_gap(comparison) for comparison in comparisons],
             "trials": [asdict(trial) for trial in trials],
             **content,
         },
@@ -195,25 +195,24 @@ def _verdict(comparison: Comparison) -> Verdict:
 
 def _scores(trials: Sequence[Trial]) -> Table:
     rows = []
-    for task, groups in _by_task(trials).items():
-        for group, members in groups.items():
-            results = [trial.result for trial in members]
-            first = results[0]
-            points = [
-                f"{name} {seeds_text([100 * result['metrics'][name] for result in results], 2)}"
-                for name in first["metrics"]
-            ]
-            models = len({trial.model for trial in members})
-            row = (
-                task,
-                group,
-                f"{models} × {len(members) // models}",
-                ", ".join(points),
-                seeds_text([float(result["best_epoch"]) for result in results], 1),
-                f"{100 * first['frozen_parameters'] / first['parameters']:.1f} %",
-                str(first["items"]),
-            )
-            rows.append(row)
+    for (task, group), members in _grouped(trials).items():
+        results = [trial.result for trial in members]
+        first = results[0]
+        points = [
+            f"{name} {seeds_text([100 * result['metrics'][name] for result in results], 2)}"
+            for name in first["metrics"]
+        ]
+        models = len({trial.model for trial in members})
+        row = (
+            task,
+            group,
+            f"{models} × {len(members) // models}",
+            ", ".join(points),
+            seeds_text([result["best_epoch"] for result in results], 1),
+            f"{100 * first['frozen_parameters'] / first['parameters']:.1f} %",
+            str(first["items"]),
+        )
+        rows.append(row)
     header = ("task", "variant", "models × seeds", "points", "best epoch", "frozen", "items")
     return text_table("Scores, in points", header, rows)
 
@@ -230,7 +229,6 @@ def _gaps(comparisons: Sequence[Comparison], baseline: str) -> Table:
         (GAP, INTERVAL, EFFECT, T_P, T_HOLM),
         claims=True,
         title=f"Gaps to {baseline}, in points; below 0 is worse",
-        flush_left=True,
     )
 
 

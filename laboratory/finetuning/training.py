@@ -30,13 +30,11 @@ import numpy as np
 from pydantic import TypeAdapter
 from transformers import (
     DataCollatorWithPadding,
-    EvalPrediction,
     PrinterCallback,
     Trainer,
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_utils import PredictionOutput
 
 import pretrain
 from laboratory.finetuning.glue_data import TRAIN, Task, measure
@@ -44,7 +42,7 @@ from laboratory.finetuning.models import Pretrained, load_classifier, load_token
 from laboratory.finetuning.query_key import Rows, all_rows, freeze, query_key, replace_rows
 from laboratory.finetuning.report import Result, Trial
 from laboratory.reporting.progress import WorkDisplay
-from laboratory.study.cache import ResultCache, content_digest
+from laboratory.study.cache import content_digest, read_or_make
 from pretrain.errors import UserError
 from pretrain.ranks.devices import use_cuda
 from pretrain.ranks.gpu_settings import use_arithmetic
@@ -127,7 +125,6 @@ def run_trials(
     Raises:
         UserError: a result cannot be written, or as `load_tokenizer` and `fine_tune`.
     """
-    cache = ResultCache(out / "trials", RESULT)
     environment = {
         "program": pretrain.__version__,
         "packages": {name: version(name) for name in ("torch", "transformers", "accelerate")},
@@ -158,17 +155,10 @@ def run_trials(
                 train = partial(
                     fine_tune, arm, task, splits, tokenizer=tokenizer, settings=settings, seed=seed
                 )
-                content, kept = cache.read_or_make(name, identity, train)
-                trial = Trial(
-                    task=task.name,
-                    group=arm.group,
-                    model=arm.model.name,
-                    pretraining_seed=arm.model.seed,
-                    seed=seed,
-                    kept=kept,
-                    result=RESULT.validate_python(content),
-                )
-                trials.append(trial)
+                path = out / "trials" / f"{name}.json"
+                result, kept = read_or_make(path, identity, RESULT, train)
+                names = (task.name, arm.group, arm.model.name)
+                trials.append(Trial(*names, arm.model.seed, seed=seed, kept=kept, result=result))
     return trials
 
 
@@ -231,7 +221,7 @@ def fine_tune(
     model = load_classifier(arm.model, task, tokenizer)
     frozen = freeze(model, arm.prepare(model, seed))
 
-    def scores(predicted: EvalPrediction | PredictionOutput) -> dict[str, float]:
+    def scores(predicted: Any) -> dict[str, float]:
         labels, outputs = map(np.asarray, (predicted.label_ids, predicted.predictions))
         return measure(task, labels, outputs)
 

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from data_pipeline.errors import how_to_install
+from data_pipeline.errors import needs_extra
 from data_pipeline.io.files import refuse_unwritable
-from pretrain.errors import UserError
 
 if TYPE_CHECKING:
     from laboratory.finetuning.glue_data import Task
     from laboratory.finetuning.models import Pretrained
+    from laboratory.finetuning.report import Study
     from laboratory.finetuning.training import Arm, Settings
-    from laboratory.study.report import Report
 
 MODULES = ("datasets", "accelerate", "sklearn", "scipy")
+Models = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN|DIR...", help="Run directories, or models of transformers."),
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option(help="Variant or run the others are compared with; default: the first's."),
+]
 Data = Annotated[
     str,
     typer.Option(help="Directory of GLUE with a folder for each task, or its name on the hub."),
@@ -35,24 +41,21 @@ MaxLength = Annotated[
     int | None,
     typer.Option(min=8, help="Tokens of an example at most; default: the model's own."),
 ]
-TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run code that lies in a DIR.")]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run code that lies in DIR (a run's own needs no asking)."),
+]
 Out = Annotated[Path, typer.Option(help="Directory for the report and for finished trainings.")]
 
 
 def glue(
-    models: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN|DIR...", help="Run directories, or models of transformers."),
-    ],
+    models: Models,
     data: Data = "nyu-mll/glue",
     tasks: Annotated[
         str, typer.Option(help="Of cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli.")
     ] = "sst2",
     seeds: Seeds = 3,
-    baseline: Annotated[
-        str | None,
-        typer.Option(help="Variant or run the others are compared with; default: the first's."),
-    ] = None,
+    baseline: Baseline = None,
     out: Out = Path("evaluation/glue"),
     train_query_key: Annotated[
         bool,
@@ -70,7 +73,7 @@ def glue(
     """
     rows = _read("glue", "--tasks", tasks, data=data, out=out)
     from laboratory.finetuning.models import group_models, open_pretrained
-    from laboratory.finetuning.report import fine_tuned_report
+    from laboratory.finetuning.report import Study
     from laboratory.finetuning.training import Arm, Settings
 
     opened = [open_pretrained(path, trust_code) for path in models]
@@ -79,16 +82,10 @@ def glue(
         Arm(groups.name_of(model), model, {} if train_query_key else model.frozen_rows)
         for model in opened
     ]
-    report = partial(
-        fine_tuned_report,
-        experiment="E3",
-        title="Fine-tuning on GLUE",
-        baseline=groups.baseline,
-        metrics=("score",),
-        notes=_query_key_notes(opened, train_query_key),
-    )
+    notes = _query_key_notes(opened, train_query_key)
+    study = Study("E3", "Fine-tuning on GLUE", groups.baseline, ("score",), notes=notes)
     settings = Settings(learning_rate, epochs, batch_size, max_length)
-    _run(arms, rows, settings, seeds, out=out, report=report)
+    _run(study, arms, rows, settings, seeds=seeds, out=out)
 
 
 def reservoir(
@@ -113,25 +110,20 @@ def reservoir(
     rows = _read("reservoir", "--task", task, data=data, out=out)
     from laboratory.finetuning.models import load_classifier, load_tokenizer, open_pretrained
     from laboratory.finetuning.query_key import query_key
-    from laboratory.finetuning.report import fine_tuned_report
+    from laboratory.finetuning.report import Study
     from laboratory.finetuning.training import TRAINED, Settings, reservoir_arms
 
     opened = open_pretrained(model, trust_code)
     # Refused before the first training, which would take long.
     query_key(load_classifier(opened, next(iter(rows)), load_tokenizer(opened)))
-    report = partial(
-        fine_tuned_report,
-        experiment="reservoir",
-        title="Reservoir test",
-        baseline=TRAINED,
-        metrics=("accuracy", "f1") if all(of.labels == 2 for of in rows) else ("score",),
-        notes=[
-            "per head, one matrix: rows of the frozen bank by the seed of the fine-tuning, "
-            "orthonormal within each head, and over all heads of a layer; their biases are 0"
-        ],
+    note = (
+        "per head, one matrix: rows of the frozen bank by the seed of the fine-tuning, "
+        "orthonormal within each head, and over all heads of a layer; their biases are 0"
     )
+    metrics = ("accuracy", "f1") if all(of.labels == 2 for of in rows) else ("score",)
+    study = Study("reservoir", "Reservoir test", TRAINED, metrics, notes=[note])
     settings = Settings(learning_rate, epochs, batch_size, max_length)
-    _run(reservoir_arms(opened), rows, settings, seeds, out=out, report=report)
+    _run(study, reservoir_arms(opened), rows, settings, seeds=seeds, out=out)
 
 
 def _read(verb: str, option: str, tasks: str, data: str, out: Path) -> dict[Task, dict[str, Any]]:
@@ -145,18 +137,15 @@ def _read(verb: str, option: str, tasks: str, data: str, out: Path) -> dict[Task
 
 
 def _run(
+    study: Study,
     arms: Sequence[Arm],
     rows: Mapping[Task, Mapping[str, Any]],
     settings: Settings,
     seeds: int,
     out: Path,
-    report: Callable[..., Report],
 ) -> None:
-    """Fine-tune all arms, and write the report.
-
-    Args:
-        report: Function of the trials and of further content that returns the report.
-    """
+    """Fine-tune all arms, and write the report."""
+    from laboratory.finetuning.report import fine_tuned_report
     from laboratory.finetuning.training import run_trials
     from laboratory.study.report import finish
 
@@ -173,21 +162,17 @@ def _run(
         for arm in arms
     ]
     kept = sum(trial.kept for trial in trials)
-    finish(
-        report(trials, {"settings": asdict(settings), "models": models}),
-        out,
-        remark=f" ({kept} of {len(trials)} trainings were there)" if kept else "",
-    )
+    remark = f" ({kept} of {len(trials)} trainings were there)" if kept else ""
+    content = {"settings": asdict(settings), "models": models}
+    finish(fine_tuned_report(study, trials, content), out, remark=remark)
 
 
 def require_packages(verb: str, *modules: str) -> None:
-    """Import transformers and other modules of a verb, quietly.
-
-    Args:
-        modules: Modules of packages of the extra `eval`.
+    """Import transformers, and modules of packages of the extra `eval`, quietly.
 
     Raises:
-        UserError: one is not installed.
+        UserError: transformers is not installed.
+        DataError: another package is not installed.
     """
     from pretrain.export.models import require_transformers
     from pretrain.ranks.devices import use_cuda
@@ -197,13 +182,9 @@ def require_packages(verb: str, *modules: str) -> None:
     # detects.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda() else "cpu")
     require_transformers(verb)
-    try:
+    with needs_extra(verb, "eval"):
         for module in modules:
             import_module(module)
-    except ImportError as error:
-        raise UserError(
-            f"{verb} needs packages of the extra eval ({error}): {how_to_install('eval')}"
-        ) from error
 
 
 def _query_key_notes(models: Sequence[Pretrained], train_query_key: bool) -> list[str]:

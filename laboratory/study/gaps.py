@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -226,6 +226,31 @@ def adjust(gaps: Sequence[PairedGap | None]) -> list[PairedGap | None]:
         replace(gap, t_p_holm=t, wilcoxon_p_holm=w) if gap else None
         for gap, t, w in zip(gaps, by_t, by_wilcoxon, strict=True)
     ]
+
+
+class HasGap(Protocol):
+    """Record with a gap, which is None without a seed in common with the baseline."""
+
+    @property
+    def gap(self) -> PairedGap | None: ...
+
+
+Record = TypeVar("Record", bound=HasGap)
+
+
+def adjusted(records: Sequence[Record]) -> list[Record]:
+    """Return dataclass records with Holm's correction over all their gaps."""
+    gaps = adjust([record.gap for record in records])
+    return [
+        replace(record, gap=gap)  # type: ignore[type-var]
+        for record, gap in zip(records, gaps, strict=True)
+    ]
+
+
+def with_gap(record: HasGap) -> dict[str, Any]:
+    """Return a dataclass record as JSON, with what reports say of its gap."""
+    gap = record.gap and gap_content(record.gap)
+    return asdict(record) | {"gap": gap}  # type: ignore[call-overload, no-any-return]
 
 
 def mean_over_seeds(values: Mapping[int, float]) -> PairedGap | None:

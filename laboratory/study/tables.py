@@ -15,19 +15,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from laboratory.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL, NATS, PairedGap
+from laboratory.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL, NATS, HasGap, PairedGap
 from pretrain.reporting.tables import REMARKS, Column, Table, table_of
 from pretrain.reporting.text import NOTHING, percent, share, signed
-
-
-class HasGap(Protocol):
-    """Record with a gap, which is None without a seed in common with the baseline."""
-
-    @property
-    def gap(self) -> PairedGap | None: ...
-
 
 GapColumn: TypeAlias = Column[HasGap]
 
@@ -54,7 +46,6 @@ def gap_table(
     *,
     claims: bool = False,
     title: str = "",
-    flush_left: bool = False,
 ) -> Table:
     """Return a table of gaps.
 
@@ -62,12 +53,10 @@ def gap_table(
         names: Titles of the columns of `GapRow.names`.
         columns: Columns of each gap.
         claims: Whether to add a last column with what may be said of each gap.
-        flush_left: Whether all columns are flush left, not only those of words.
     """
     first = [Column(name, _nth_name(i), in_words=True) for i, name in enumerate(names)]
     last = [Column(REMARKS, _claim, in_words=True)] if claims else []
-    table = table_of(rows, [*first, *columns, *last], title)
-    return Table(table.header, table.rows, range(len(table.header)), title) if flush_left else table
+    return table_of(rows, [*first, *columns, *last], title)
 
 
 def _nth_name(index: int) -> Callable[[GapRow], str]:

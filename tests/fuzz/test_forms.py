@@ -34,7 +34,7 @@ from data_pipeline.tokenizing.unit_files import unit_groups
 from data_pipeline.tokenizing.work_unit import has_data, has_rejects, read_record
 from laboratory.finetuning import models, training
 from laboratory.replay import prepare
-from laboratory.study.cache import ResultCache
+from laboratory.study.cache import read_or_make, read_result
 from laboratory.study.hypothesis import Hypothesis
 from laboratory.study.seal import read_seals, write_seal
 from laboratory.study.sealed import Measure
@@ -228,19 +228,19 @@ def of_results(root: Path) -> Iterator[tuple[str, Form]]:
         return models.group_models([own])
 
     yield "export", Form(export, model)
-    of_trial = ResultCache(root, training.RESULT)
-    of_trial.write("glue", {"seed": 1}, TRIAL)
-    yield "glue", Form(root / "glue.json", lambda: kept(of_trial, "glue")["metrics"])
+    trial = root / "glue.json"
+    read_or_make(trial, {"seed": 1}, training.RESULT, lambda: TRIAL)
+    yield "glue", Form(trial, lambda: kept(trial)["metrics"])
     answer = root / "answer.json"
     write_json(answer, ANSWER)
     yield "answer", Form(answer, lambda: facts.read_form(answer, prepare._ANSWER))
 
 
-def kept(cache: ResultCache, name: str) -> dict[str, Any]:
-    content = cache.read(name, {"seed": 1})
-    if content is None:
+def kept(path: Path) -> training.Result:
+    result = read_result(path, {"seed": 1}, training.RESULT)
+    if result is None:
         raise UserError("it is made again")
-    return content
+    return result
 
 
 WRITERS = (

@@ -146,26 +146,15 @@ def run_grid(grid: Grid) -> list[Trial]:
     configs = [grid.config(*point) for point in plan]
     trials = []
     with one_process() as context, WorkDisplay(len(plan)) as work:
-        for (variant, width, depth, seed), config in zip(plan, configs, strict=True):
-            work.begin(f"{variant}, width {width}, depth {depth}, seed {seed}")
+        for point, config in zip(plan, configs, strict=True):
+            title = "{}, width {}, depth {}, seed {}".format(*point)
+            work.begin(title)
             regressor = Regressor(config, context)
             error = train(regressor, config)
             if not math.isfinite(error):
-                raise UserError(
-                    f"the error of {variant} (width {width}, depth {depth}, seed {seed}) is "
-                    f"{error}; lower --learning-rate"
-                )
+                raise UserError(f"the error of {title} is {error}; lower --learning-rate")
             count = sum(p.numel() for p in regressor.parameters() if p.requires_grad)
-            trials.append(
-                Trial(
-                    variant=variant,
-                    width=width,
-                    depth=depth,
-                    seed=seed,
-                    error=error,
-                    trainable_parameters=count,
-                )
-            )
+            trials.append(Trial(*point, error=error, trainable_parameters=count))
     return trials
 
 
@@ -305,16 +294,11 @@ def _tables(grid: Grid, errors: Errors) -> list[Table]:
     error_rows, ratio_rows = [], []
     for size in grid.sizes:
         names = (*map(str, size), str(grid.seeds))
-        size_errors = {variant: errors[variant][size] for variant in grid.variants}
+        reference, *others = (errors[variant][size] for variant in grid.variants)
         error_rows.append(
-            (*names, *(seeds_text(values, DIGITS) for values in size_errors.values()))
+            (*names, *(seeds_text(values, DIGITS) for values in (reference, *others)))
         )
-        ratio_rows.append(
-            (
-                *names,
-                *(_ratio_text(size_errors[variant], size_errors[baseline]) for variant in compared),
-            )
-        )
+        ratio_rows.append((*names, *(_ratio_text(values, reference) for values in others)))
     header = ("width", "depth", "n")
     ratio_title = (
         f"Error / error of {baseline} at the same size and seed: geometric mean with its "

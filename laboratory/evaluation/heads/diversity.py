@@ -51,7 +51,6 @@ class WeightDiversity:
     angle_smallest: float
     angle_mean: float
     overlap: float
-    """Mean cos² of the principal angles; head_dim / hidden_size for random subspaces."""
 
 
 @dataclass(frozen=True)
@@ -244,15 +243,12 @@ def measure_run(
     """
     # Initial weights follow from the run's seed, so they need not have been saved.
     untrained = build_model(trained.config, context).eval()
-    trained_layers, untrained_layers = (
-        measure_diversity(model, trained.data, samples) for model in (trained.model, untrained)
-    )
     return RunDiversity(
-        name=trained.run.name,
-        group=group,
-        seed=trained.run.seed,
-        trained=trained_layers,
-        untrained=untrained_layers,
+        trained.run.name,
+        group,
+        trained.run.seed,
+        trained=measure_diversity(trained.model, trained.data, samples),
+        untrained=measure_diversity(untrained, trained.data, samples),
     )
 
 

@@ -81,7 +81,7 @@ class RunLengths:
     Attributes:
         trained_length: data.sequence_length.
         losses: {factor: losses} of those of FACTORS that the model can read.
-        reasons: {factor: why not} of the others.
+        not_longer: Reason why the model cannot read more than the trained length; None if it can.
     """
 
     name: str
@@ -89,12 +89,10 @@ class RunLengths:
     seed: int
     trained_length: int
     losses: Mapping[float, LengthLoss]
-    reasons: Mapping[float, str]
+    not_longer: str | None
 
-    def change(self, factor: float) -> float | None:
+    def change(self, factor: float) -> float:
         """Return the relative change of perplexity at `factor` times the trained length."""
-        if factor not in self.losses:
-            return None
         return perplexity(self.losses[factor].loss - self.losses[1.0].loss) - 1
 
     def gain(self) -> np.ndarray:
@@ -131,27 +129,15 @@ def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> R
         )
     spans = samples or -(-trained.config.data.validation_samples // _BLOCKS_PER_SPAN[1.0])
     sources = trained.data.blend.validation_samples(3 * length, spans)
-    reasons = {factor: reason for factor in FACTORS if (reason := why_not(trained, factor))}
-    possible = [factor for factor in FACTORS if factor not in reasons]
+    reason = why_not_longer(trained)
+    possible = [factor for factor in FACTORS if factor <= 1 or reason is None]
     losses = {factor: _losses(trained, sources, round(factor * length)) for factor in possible}
-    return RunLengths(
-        name=trained.run.name,
-        group=group,
-        seed=trained.run.seed,
-        trained_length=length,
-        losses=losses,
-        reasons=reasons,
-    )
+    run = trained.run
+    return RunLengths(run.name, group, run.seed, length, losses=losses, not_longer=reason)
 
 
-def why_not(trained: TrainedModel, factor: float) -> str | None:
-    """Return why the model cannot read a multiple of its trained length; None if it can.
-
-    Args:
-        factor: Multiple of the trained length.
-    """
-    if factor <= 1.0:
-        return None
+def why_not_longer(trained: TrainedModel) -> str | None:
+    """Return why the model cannot read more than its trained length; None if it can."""
     length = trained.config.data.sequence_length
     if trained.config.model.position_embedding == "learned":
         return f"there is no learned position beyond the {length} trained"
@@ -223,18 +209,13 @@ def length_report(runs: Sequence[RunLengths], tolerance: float) -> Report:
 def _verdict(group: str, runs: Sequence[RunLengths], tolerance: float) -> Verdict:
     parts = []
     for factor in OTHERS:
-        changes = [run.change(factor) for run in runs]
-        reason = runs[0].reasons.get(factor)
-        measured = f"{seeds_text([None if c is None else 100 * c for c in changes], 1)} %"
-        parts.append(
-            f"at {100 * (factor - 1):+.0f} %: {'not possible, ' + reason if reason else measured}"
-        )
-    changes_by_run = [
-        [change for factor in OTHERS if (change := run.change(factor)) is not None] for run in runs
-    ]
-    held = sum(all(abs(change) <= tolerance for change in changes) for changes in changes_by_run)
+        measured = f"not possible, {runs[0].not_longer}"
+        if factor in runs[0].losses:
+            measured = f"{seeds_text([100 * run.change(factor) for run in runs], 1)} %"
+        parts.append(f"at {100 * (factor - 1):+.0f} %: {measured}")
+    held = sum(all(abs(run.change(factor)) <= tolerance for factor in run.losses) for run in runs)
     # What cannot be measured cannot hold; what was measured can still have failed.
-    answer = None if runs[0].reasons and held else held
+    answer = None if runs[0].not_longer and held else held
     return Verdict(group, len(runs), answer, "; ".join(parts))
 
 
@@ -242,10 +223,10 @@ def _table(groups: Mapping[str, Sequence[RunLengths]]) -> Table:
     rows = []
     for group, runs in groups.items():
         for factor in FACTORS:
-            cells = (f"not possible: {runs[0].reasons.get(factor)}", NOTHING, NOTHING)
+            cells = (f"not possible: {runs[0].not_longer}", NOTHING, NOTHING)
             if factor in runs[0].losses:
                 perplexities = [run.losses[factor].perplexity for run in runs]
-                changes = [100 * (run.change(factor) or 0.0) for run in runs]
+                changes = [100 * run.change(factor) for run in runs]
                 predictions = f"{runs[0].losses[factor].predictions:,}"
                 cells = (seeds_text(perplexities, 2), seeds_text(changes, 1), predictions)
             rows.append(
@@ -280,8 +261,8 @@ def _notes(runs: Sequence[RunLengths]) -> list[str]:
         "context shows 0 everywhere and is stable at any length, to no merit. docs/evaluation.md "
         "defines both.",
     ]
-    for reason in sorted({reason for run in runs for reason in run.reasons.values()}):
-        affected = sorted({run.group for run in runs if reason in run.reasons.values()})
+    for reason in sorted({run.not_longer for run in runs if run.not_longer}):
+        affected = sorted({run.group for run in runs if run.not_longer == reason})
         notes.append(f"Not possible at +50 % for {', '.join(affected)}: {reason}.")
     return notes
 
@@ -305,7 +286,7 @@ def _content(run: RunLengths) -> dict[str, Any]:
         "trained_length": run.trained_length,
         "lengths": lengths,
         "gain_by_position": run.gain().tolist(),
-        "not_possible": {f"{factor:g}": reason for factor, reason in run.reasons.items()},
+        "not_possible": {"1.5": run.not_longer} if run.not_longer else {},
     }
 
 
@@ -337,7 +318,7 @@ def _plot_changes(plot: Axes, groups: Mapping[str, Sequence[RunLengths]], tolera
     remark(plot, text, at, offset=(-2, 3), coordinates=("axes fraction", "data"), ha="right")
     for index, (group, runs) in enumerate(groups.items()):
         factors = [factor for factor in FACTORS if factor in runs[0].losses]
-        changes = [[100 * (run.change(factor) or 0.0) for run in runs] for factor in factors]
+        changes = [[100 * run.change(factor) for run in runs] for factor in factors]
         shift = 0.02 * (index - (len(groups) - 1) / 2)  # so that error bars do not hide one another
         plot_seeds(
             plot, [factor + shift for factor in factors], changes, groups=list(groups), group=group

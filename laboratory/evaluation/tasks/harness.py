@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.io.files import write_text_atomically
+from data_pipeline.sources.hub import one_line
 from laboratory.finetuning.models import Pretrained
 from laboratory.finetuning.verbs import require_packages
 from laboratory.reporting.progress import WorkDisplay
@@ -248,9 +249,8 @@ def _scores_of(
         if not comma or metric.endswith("_stderr") or not isinstance(value, (int, float)):
             continue
         error = result.get(f"{metric}_stderr,{which}")
-        stderr = None
-        if isinstance(error, (int, float)) and math.isfinite(error):
-            stderr = float(error)
+        if not isinstance(error, (int, float)) or not math.isfinite(error):
+            error = None  # the harness has "N/A"
         items = [
             sample.get(metric)
             for task in tasks
@@ -260,7 +260,7 @@ def _scores_of(
         better = results["higher_is_better"].get(tasks[0], {}).get(metric)
         scores[metric if which == "none" else key] = Score(
             value=float(value),
-            stderr=stderr,
+            stderr=error,
             higher_is_better=better is not False,
             # What is aggregated from pairs, such as BLEU, has no numbers of items.
             items=tuple(map(float, items)) if all(map(_is_number, items)) else (),
@@ -280,7 +280,7 @@ def _failures(what: str, remedy: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:500].rstrip(".") or type(error).__name__
+        reason = one_line(error)[:500].rstrip(".")
         raise UserError(f"{what}: {reason}; {remedy}") from error
 
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from laboratory.evaluation.tasks.harness import BOOTSTRAP, Score, Scores
 from laboratory.finetuning.models import Pretrained
-from laboratory.study.gaps import FEWEST_SEEDS, SCORES, PairedGap, adjust, gap_content, paired_gap
+from laboratory.study.gaps import FEWEST_SEEDS, SCORES, PairedGap, adjusted, paired_gap, with_gap
 from laboratory.study.report import Block, Document
 from laboratory.study.seeds import Group, Groups
 from laboratory.study.tables import (
@@ -37,6 +38,15 @@ from pretrain.reporting.text import mean_sd, number, spread, spread_of_all
 
 DIGITS = 4
 _OF_PAIRS = ("seeds", "differences")
+DEFINITIONS = (
+    "Scores are lm-evaluation-harness's own; ↑ means that higher is better, ↓ that lower is.",
+    "mean ± sd: over the variant's runs (seeds). Standard error: the harness's own, over "
+    f"items, mean of the runs'; where the metric is not a mean, from {BOOTSTRAP:,} bootstrap "
+    "resamples.",
+    "Gaps, intervals and tests are those of `compare`, over seeds, and over the items of two "
+    "models. Of each task one metric is tested: acc, or else the first; Holm's correction is "
+    "over all of these.",
+)
 
 
 @dataclass(frozen=True)
@@ -74,23 +84,26 @@ def compare_tasks(
     Args:
         scores: {path of a model: its scores}.
     """
+    base = groups.named(groups.baseline)
+    others = [group for group in groups.groups if group is not base]
+    pairs = [pair for group in others for pair in _pairs(group, base)]
     by_seed: list[Contrast] = []
     by_item: list[Contrast] = []
     for task, task_scores in next(iter(scores.values())).items():
         tested = tested_metric(task_scores)
-        for metric in task_scores:
-            for group in groups.groups:
-                base = groups.baseline_of(group)
-                if base.name == group.name:
-                    continue
-                values, base_values = (
-                    _by_seed(side, scores, task, metric) for side in (group, base)
-                )
-                gap = paired_gap(base.name, values, base_values, SCORES)
-                by_seed.append(Contrast(task, metric, group.name, tested=metric == tested, gap=gap))
-                if metric == tested:
-                    by_item += _by_item(group, base, scores, task=task, metric=metric)
-    return _adjusted(by_seed), _adjusted(by_item)
+        for metric, group in product(task_scores, others):
+            values, base_values = (_by_seed(side, scores, task, metric) for side in (group, base))
+            gap = paired_gap(base.name, values, base_values, SCORES)
+            if gap and metric != tested:
+                gap = replace(gap, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None)
+            by_seed.append(Contrast(task, metric, group.name, tested=metric == tested, gap=gap))
+        for model, other in pairs:
+            values, base_values = (
+                dict(enumerate(scores[side.path][task][tested].items)) for side in (model, other)
+            )
+            if gap := paired_gap(other.name, values, base_values, SCORES):
+                by_item.append(Contrast(task, tested, model.name, tested=True, gap=gap))
+    return adjusted(by_seed), adjusted(by_item)
 
 
 def _by_seed(
@@ -104,39 +117,15 @@ def _by_seed(
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
-def _by_item(
-    group: Group[Pretrained],
-    base: Group[Pretrained],
-    scores: Mapping[Path, Scores],
-    task: str,
-    metric: str,
-) -> list[Contrast]:
-    """Compare pairs of models of equal seed, or the only two models whatever their seeds."""
+def _pairs(
+    group: Group[Pretrained], base: Group[Pretrained]
+) -> list[tuple[Pretrained, Pretrained]]:
+    """Return pairs of models of equal seed, or the only two models whatever their seeds."""
     seeds = {model.seed: model for model in base.runs}
     pairs = [(model, seeds[model.seed]) for model in group.runs if model.seed in seeds]
     if not pairs and len(group.runs) == len(base.runs) == 1:
         pairs = [(group.runs[0], base.runs[0])]
-    contrasts = []
-    for model, other in pairs:
-        values, base_values = (
-            dict(enumerate(scores[side.path][task][metric].items)) for side in (model, other)
-        )
-        gap = paired_gap(other.name, values, base_values, SCORES)
-        if gap is not None:
-            contrasts.append(Contrast(task, metric, model.name, tested=True, gap=gap))
-    return contrasts
-
-
-def _adjusted(contrasts: Sequence[Contrast]) -> list[Contrast]:
-    tested = iter(adjust([contrast.gap for contrast in contrasts if contrast.tested]))
-    return [
-        replace(contrast, gap=next(tested) if contrast.tested else _untested(contrast.gap))
-        for contrast in contrasts
-    ]
-
-
-def _untested(gap: PairedGap | None) -> PairedGap | None:
-    return gap and replace(gap, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None)
+    return pairs
 
 
 def tasks_document(
@@ -156,10 +145,10 @@ def tasks_document(
     notes = _notes(by_seed, limit)
     score_table = _score_table(groups, scores)
     columns = (PAIRS, GAP, INTERVAL, EFFECT, *TESTS)
-    tested = [contrast for contrast in by_seed if contrast.tested]
     sentences = [
         gap_sentence(f"{contrast.task}: {contrast.compared}", contrast.gap, contrast.metric)
-        for contrast in tested
+        for contrast in by_seed
+        if contrast.tested
     ]
     versions = ", ".join(f"{name} {installed}" for name, installed in facts["versions"].items())
     page: list[Block] = [
@@ -182,14 +171,18 @@ def tasks_document(
                 ("task", "metric", "model"), rows, (replace(PAIRS, title="items"), *columns[1:])
             ),
         ]
-    page += ["## Tasks", _task_table(facts), "## How the numbers are made", _definitions()]
+    page += ["## Tasks", _task_table(facts), "## How the numbers are made", DEFINITIONS]
     summary: list[Block] = [score_table, [*sentences, *notes]]
     return Document(
         page,
-        _content(groups, scores, facts, limit)
-        | {
+        {
+            "experiment": "tasks",
+            "baseline": groups.baseline,
+            "limit": limit,
+            **facts,
+            "models": _models(groups, scores),
             "notes": notes,
-            "contrasts": [_contrast_content(contrast) for contrast in by_seed],
+            "contrasts": [with_gap(contrast) for contrast in by_seed],
             "items": [_item_content(contrast) for contrast in by_item],
         },
         summary,
@@ -203,16 +196,15 @@ def _score_table(groups: Groups[Pretrained], scores: Mapping[Path, Scores]) -> T
             for group in groups.groups:
                 of_group = [scores[model.path][task][metric] for model in group.runs]
                 error = spread_of_all([score.stderr for score in of_group])
-                rows.append(
-                    (
-                        task,
-                        f"{metric} {'↑' if first.higher_is_better else '↓'}",
-                        group.name,
-                        str(len(of_group)),
-                        mean_sd(spread([score.value for score in of_group]), DIGITS),
-                        number(None if error is None else error.mean, DIGITS),
-                    )
+                row = (
+                    task,
+                    f"{metric} {'↑' if first.higher_is_better else '↓'}",
+                    group.name,
+                    str(len(of_group)),
+                    mean_sd(spread([score.value for score in of_group]), DIGITS),
+                    number(None if error is None else error.mean, DIGITS),
                 )
+                rows.append(row)
     header = ("task", "metric", "variant", "n", "mean ± sd", "standard error")
     return Table(header, rows, text_columns=(0, 1, 2))
 
@@ -240,26 +232,9 @@ def _notes(contrasts: Sequence[Contrast], limit: int | None) -> list[str]:
     return notes
 
 
-def _definitions() -> list[str]:
+def _models(groups: Groups[Pretrained], scores: Mapping[Path, Scores]) -> list[dict[str, Any]]:
+    """Return each model with its scores, without those of items, which are in OUT/results."""
     return [
-        "Scores are lm-evaluation-harness's own; ↑ means that higher is better, ↓ that lower is.",
-        "mean ± sd: over the variant's runs (seeds). Standard error: the harness's own, over "
-        f"items, mean of the runs'; where the metric is not a mean, from {BOOTSTRAP:,} bootstrap "
-        "resamples.",
-        "Gaps, intervals and tests are those of `compare`, over seeds, and over the items of two "
-        "models. Of each task one metric is tested: acc, or else the first; Holm's correction is "
-        "over all of these.",
-    ]
-
-
-def _content(
-    groups: Groups[Pretrained],
-    scores: Mapping[Path, Scores],
-    facts: Mapping[str, Any],
-    limit: int | None,
-) -> dict[str, Any]:
-    """Return the content of report.json without the gaps; the items are in OUT/results."""
-    models = [
         {
             "variant": group.name,
             "name": model.name,
@@ -274,8 +249,6 @@ def _content(
         for group in groups.groups
         for model in group.runs
     ]
-    baseline = groups.baseline
-    return {"experiment": "tasks", "baseline": baseline, "limit": limit, **facts, "models": models}
 
 
 def _without_items(score: Score) -> dict[str, Any]:
@@ -284,10 +257,6 @@ def _without_items(score: Score) -> dict[str, Any]:
 
 def _item_content(contrast: Contrast) -> dict[str, Any]:
     """Return a gap by item; the items themselves are in OUT/results."""
-    assert contrast.gap is not None
-    gap = {key: value for key, value in gap_content(contrast.gap).items() if key not in _OF_PAIRS}
-    return asdict(contrast) | {"gap": {"n": contrast.gap.n, **gap}}
-
-
-def _contrast_content(contrast: Contrast) -> dict[str, Any]:
-    return asdict(contrast) | {"gap": contrast.gap and gap_content(contrast.gap)}
+    content = with_gap(contrast)
+    gap = {key: value for key, value in content["gap"].items() if key not in _OF_PAIRS}
+    return content | {"gap": {"n": len(content["gap"]["seeds"]), **gap}}

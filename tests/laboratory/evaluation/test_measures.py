@@ -89,23 +89,21 @@ def test_blocks_of_every_length_predict_the_same_ids_once() -> None:
 
 
 def run_lengths(
-    group: str, losses: dict[float, float], reasons: dict[float, str] | None = None
+    group: str, losses: dict[float, float], not_longer: str | None = None
 ) -> RunLengths:
     """Of trained length 2: the same loss at every place of the span of 6."""
     entries = {
         factor: LengthLoss(round(2 * factor), np.full(6, loss), np.ones(6))
         for factor, loss in losses.items()
     }
-    return RunLengths(
-        name=group, group=group, seed=1, trained_length=2, losses=entries, reasons=reasons or {}
-    )
+    return RunLengths(group, group, 1, 2, losses=entries, not_longer=not_longer)
 
 
 def test_length_verdicts() -> None:
     stable = run_lengths("stable", {0.5: math.log(1.1), 1.0: math.log(1.05), 1.5: math.log(1.0)})
     grows = run_lengths("grows", {0.5: 1.0, 1.0: 1.0, 1.5: 1.2})
-    bound = run_lengths("bound", {0.5: 1.0, 1.0: 1.0}, {1.5: "no such position"})
-    fails = run_lengths("fails", {0.5: 1.5, 1.0: 1.0}, {1.5: "no such position"})
+    bound = run_lengths("bound", {0.5: 1.0, 1.0: 1.0}, "no such position")
+    fails = run_lengths("fails", {0.5: 1.5, 1.0: 1.0}, "no such position")
     report = length_report([stable, grows, bound, fails], tolerance=0.1)
     answers = ["yes (1 of 1)", "no (0 of 1)", "not testable", "no (0 of 1)"]
     assert [v.answer for v in report.verdicts] == answers

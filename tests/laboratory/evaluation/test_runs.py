@@ -107,7 +107,7 @@ def test_approximation_repeats_exactly_and_learns(answers: dict[str, Any]) -> No
     assert len({trial["error"] for trial in first}) == 4
     assert max(answers["moved_by_order"]) < 1e-6, "there are no positions"
     diverged = answers["refusals"]["diverged"]
-    assert diverged.endswith("(width 8, depth 1, seed 1) is nan; lower --learning-rate")
+    assert diverged.endswith("width 8, depth 1, seed 1 is nan; lower --learning-rate")
 
 
 def test_diversity_report(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:

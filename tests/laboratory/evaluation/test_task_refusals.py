@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from data_pipeline.errors import DataError
 from laboratory.evaluation.verbs import tasks
 from pretrain.errors import UserError
 from tests.laboratory.evaluation.tiny_models import own_cache, write_model, write_tasks
@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def refused(match: str, *arguments: Any, **options: Any) -> None:
-    with pytest.raises(UserError, match=match):
+    with pytest.raises((UserError, DataError), match=match):
         tasks(*arguments, **options)
 
 
@@ -55,19 +55,14 @@ def test_models_are_refused_before_they_are_loaded(place: Path, tmp_path: Path) 
     refused("--baseline base is none .* 'vanilla'", [model], "choice", baseline="base", **files)
     refused("both 'vanilla' with run.seed=1: give one of", [model, again], "choice", **files)
     refused("--step 3: .* is an export", [model], "choice", step=3, **files)
+    (again / "modeling.py").write_text("raise SystemExit(3)\n")
+    refused("modeling.py: read it, then give --trust-code", [again], "choice", **files)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_text("run: {name: a}\n")
     refused("no complete checkpoint", [tmp_path / "run"], "choice", **files)
-
-
-@pytest.mark.distributed
-def test_a_directory_of_tasks_must_be_there(place: Path, tmp_path: Path) -> None:
-    said = "--include-path .* is not a directory"
-    refused(said, [place / "model"], "choice", include_path=tmp_path / "none")
-
-
-def _copy(model: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(model, tmp_path / "copy"))
+    refused(
+        "--include-path .* is not a directory", [model], "choice", include_path=tmp_path / "none"
+    )
 
 
 @pytest.mark.distributed
@@ -90,18 +85,6 @@ def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> 
     assert not list(tmp_path.glob("out/results/*/results.json"))
     (files / "choice.yaml").write_text(text + "unsafe_code: true\n")
     refused("choice which is marked as unsafe", [place / "model"], "choice", **options)
-
-
-@pytest.mark.distributed
-def test_code_beside_a_model_is_not_run_unasked(place: Path, tmp_path: Path) -> None:
-    model = _copy(place / "model", tmp_path)
-    (model / "modeling.py").write_text("raise SystemExit(3)\n")
-    refused(
-        "modeling.py: read it, then give --trust-code",
-        [model],
-        "choice",
-        include_path=place / "files",
-    )
 
 
 @pytest.mark.distributed

@@ -16,7 +16,7 @@ pytest.importorskip("datasets")
 import torch
 
 from laboratory.finetuning.glue_data import TASKS, read_task
-from laboratory.finetuning.models import group_models, load_tokenizer, open_pretrained
+from laboratory.finetuning.models import load_tokenizer, open_pretrained
 from laboratory.finetuning.training import encode
 from laboratory.finetuning.verbs import glue, require_packages, reservoir
 from pretrain.errors import UserError
@@ -121,8 +121,9 @@ def test_exports_learn_with_their_rows_frozen_again(place: Path, tmp_path: Path)
 
 def test_query_and_key_train_if_that_is_asked_for(place: Path, tmp_path: Path) -> None:
     options = {**QUICK, "data": str(place / "data"), "out": tmp_path, "epochs": 1}
-    glue([place / "orthogonal-1"], train_query_key=True, **options)
+    glue([place / "orthogonal-1"], train_query_key=True, baseline="orthogonal-1", **options)
     report = report_of(tmp_path)
+    assert report["baseline"] == "orthogonal"  # the group of that name of a run
     assert results_of(report)[0]["frozen_parameters"] == 0
     assert "--train-query-key: Q and K trained like everything else" in report["notes"]
 
@@ -159,13 +160,6 @@ def test_texts_are_joined_as_the_model_knows_them(place: Path) -> None:
     assert encoded["input_ids"][0] == export.pad_token_id == export.eos_token_id
     text = export.decode(encoded["input_ids"][1:])
     assert text.strip() == "good film\nbad day"
-
-
-def test_models_are_grouped_by_method(place: Path) -> None:
-    models = [open_pretrained(place / name, False) for name in ("vanilla-1", "orthogonal-1")]
-    groups = group_models(models, "orthogonal-1")
-    assert [groups.name_of(model) for model in models] == ["vanilla", "orthogonal"]
-    assert groups.baseline == "orthogonal"
 
 
 def test_mistakes_are_refused_before_anything_is_trained(place: Path, tmp_path: Path) -> None:

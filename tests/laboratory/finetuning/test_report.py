@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from functools import partial
 
 import pytest
 from scipy import stats
 
-from laboratory.finetuning.report import Result, Trial, compare_trials, fine_tuned_report
+from laboratory.finetuning.report import Result, Study, Trial, compare_trials, fine_tuned_report
 from laboratory.study.report import page_text
 
 
@@ -73,15 +72,8 @@ def test_p_values_are_adjusted_over_tasks_and_groups() -> None:
 def test_the_report_says_what_was_compared() -> None:
     trials = [trial(group, 1, seed, 0.9) for group in ("a", "b") for seed in (1, 2)]
     trials += [trial("a", 1, 1, score=0.0, task="cola"), trial("b", 1, 1, score=0.3, task="cola")]
-    of_glue = partial(
-        fine_tuned_report,
-        experiment="E3",
-        title="GLUE",
-        baseline="a",
-        metrics=["score"],
-        notes=["a note"],
-    )
-    report = of_glue(trials, {"more": 1})
+    study = Study("E3", "GLUE", "a", ["score"], notes=["a note"])
+    report = fine_tuned_report(study, trials, {"more": 1})
     assert [(v.group, v.answer) for v in report.verdicts] == [
         ("b, sst2", "yes (2 of 2)"),
         ("b, cola", "not testable"),  # 95 % of nothing
@@ -93,5 +85,5 @@ def test_the_report_says_what_was_compared() -> None:
     gap = "| sst2 | score | b | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | – | n < 5 | n < 5 |"
     assert gap in text
     assert "not of the method" in text and "n = 2 < 5: significance is not claimed" in text
-    alone = of_glue(trials[:2], {})
+    alone = fine_tuned_report(study, trials[:2], {})
     assert [v.answer for v in alone.verdicts] == ["not testable"] and len(alone.tables) == 1
