@@ -25,6 +25,7 @@ from pretrain.config.tree import Config
 from pretrain.data.open import check_inputs
 from pretrain.doctor.rendezvous import bounded
 from pretrain.doctor.request import Request
+from pretrain.errors import UserError
 from pretrain.ranks.devices import MACHINE, ask_for, is_shown_its_own, own_device, why_no_cuda
 from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.runs.environment import package_versions
@@ -35,10 +36,6 @@ SHM_FOR_NCCL = 1 << 30
 SHM_WITHOUT_GPU = 16 << 20
 FREE_GPU_SHARE = 0.9
 """A GPU with less of its memory free before the run starts is in use by another process."""
-
-
-class Unfit(Exception):
-    """A node that does not meet a run's needs; the text is one clause."""
 
 
 def local_facts(request: Request, launch: LaunchEnvironment, leader: bool) -> dict[str, Any]:
@@ -92,9 +89,7 @@ def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, A
         every_file: Whether to check every shard file's size and permissions too.
 
     Raises:
-        UserError: as `check_inputs`.
-        DataError: as `check_inputs`.
-        Unfit: a file differs from the manifest; the text names the first one.
+        UserError: as `check_inputs`, or a file differs from the manifest (the first is named).
     """
     blend = check_inputs(config, world_size).blend
     files = 0
@@ -104,7 +99,7 @@ def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, A
             if problem is None and not os.access(path, os.R_OK):
                 problem = f"{path} may not be read"
             if problem:
-                raise Unfit(problem)
+                raise UserError(problem)
             files += 1
     return {"fingerprint": blend.fingerprint, "files": files}
 
@@ -133,8 +128,7 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
         machine: Root of the file system with NVIDIA's device files.
 
     Raises:
-        Unfit: another number of GPUs than expected, or this rank's is in use.
-        UserError: as `own_device` does.
+        UserError: another number of GPUs than expected, this rank's is in use, or as `own_device`.
     """
     count = torch.cuda.device_count()
     require_gpus(count, expected)
@@ -144,7 +138,7 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
     gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
     free, total = torch.cuda.mem_get_info(device)
     if free < FREE_GPU_SHARE * total:
-        raise Unfit(
+        raise UserError(
             f"GPU {device.index} has {(total - free) / 2**30:.1f} GiB in use before the run "
             "starts: another process is on it"
         )
@@ -160,18 +154,18 @@ def require_gpus(count: int, expected: int | None) -> None:
         expected: Number of GPUs that the node should have; None: any.
 
     Raises:
-        Unfit: there are more or fewer.
+        UserError: there are more or fewer.
     """
     if expected not in (None, count) and not is_shown_its_own(count):
         why = why_no_cuda()
-        raise Unfit(f"torch sees {count} GPUs of {expected}" + (f" ({why})" if why else ""))
+        raise UserError(f"torch sees {count} GPUs of {expected}" + (f" ({why})" if why else ""))
 
 
 def disk_facts(config: Config) -> dict[str, Any]:
     """Return the free bytes of the checkpoints' directory, after a trial write.
 
     Raises:
-        Unfit: the space is too small for the kept checkpoints and the one being written, or the
+        UserError: the space is too small for the kept checkpoints and the one being written, or the
             directory cannot be written to.
     """
     directory = config.run_directory.checkpoints
@@ -186,7 +180,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
     needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
     free = shutil.disk_usage(existing_parent).free
     if free < needed:
-        raise Unfit(
+        raise UserError(
             f"{existing_parent} has {size_text(free)} free, and this run's checkpoints need "
             f"{size_text(needed)} ({size_text(size)} each, "
             f"checkpoint.keep_last={config.checkpoint.keep_last} and one being written)"
@@ -194,7 +188,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
     try:
         tempfile.TemporaryFile(dir=existing_parent).close()
     except OSError as error:
-        raise Unfit(f"{existing_parent} cannot be written to ({error.strerror})") from error
+        raise UserError(f"{existing_parent} cannot be written to ({error.strerror})") from error
     return {"directory": str(existing_parent), "checkpoint": size, "needed": needed, "free": free}
 
 
@@ -202,12 +196,12 @@ def shm_facts() -> dict[str, Any]:
     """Return the size of /dev/shm in bytes.
 
     Raises:
-        Unfit: less is free than the ranks of a node need.
+        UserError: less is free than the ranks of a node need.
     """
     usage = shutil.disk_usage("/dev/shm")
     needed = SHM_FOR_NCCL if torch.cuda.device_count() > 1 else SHM_WITHOUT_GPU
     if usage.free < needed:
-        raise Unfit(
+        raise UserError(
             f"/dev/shm has {size_text(usage.free)} of {size_text(usage.total)} free, "
             f"{size_text(needed)} are needed: remove what earlier jobs left there, or give the "
             "container more"
@@ -237,5 +231,5 @@ def _program_digest() -> str:
 
 
 def _clause(error: Exception) -> str:
-    ours = isinstance(error, (Unfit, ValueError, TimeoutError)) and str(error)
+    ours = isinstance(error, (ValueError, TimeoutError)) and str(error)
     return str(error) if ours else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
