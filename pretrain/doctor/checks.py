@@ -89,7 +89,8 @@ def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, A
         every_file: Whether to check every shard file's size and permissions too.
 
     Raises:
-        UserError: as `check_inputs`, or a file differs from the manifest (the first is named).
+        UserError: as `check_inputs`, or a file differs from the manifest; the first is named.
+        DataError: as `check_inputs`.
     """
     blend = check_inputs(config, world_size).blend
     files = 0

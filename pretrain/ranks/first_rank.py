@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
@@ -24,43 +25,22 @@ def others_waiting(context: ParallelContext, watch: Watch) -> Iterator[None]:
     if context.world_size == 1:
         yield
     elif context.is_first:
-        teller = _Teller(context.device, watch.seconds_between_signs)
-        try:
-            yield
-        finally:
-            teller.end()
+        ended = threading.Event()
+        with ThreadPoolExecutor(1, "teller") as teller:
+            told = teller.submit(_tell, ended, context.device, watch.seconds_between_signs)
+            try:
+                yield
+            finally:
+                ended.set()
+                told.result()  # raises if another rank is gone
     else:
         while agree([0.0], context.device)[0] > 0:
             watch.note_progress()
         yield
 
 
-class _Teller:
-    """A thread of rank 0 that tells the others every few seconds that the work goes on."""
-
-    def __init__(self, device: torch.device, every: float) -> None:
-        self._device = device
-        self._every = every
-        self._ended = threading.Event()
-        self._error: RuntimeError | None = None
-        self._thread = threading.Thread(target=self._run, name="teller", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Tell the others that the work has ended.
-
-        Raises:
-            RuntimeError: another rank is gone.
-        """
-        self._ended.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            while not self._ended.wait(self._every):
-                agree([1.0], self._device)
-            agree([0.0], self._device)
-        except RuntimeError as error:
-            self._error = error
+def _tell(ended: threading.Event, device: torch.device, every: float) -> None:
+    """Tell the other ranks every few seconds that the work goes on, and at last that it ended."""
+    while not ended.wait(every):
+        agree([1.0], device)
+    agree([0.0], device)

@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
-from pydantic import TypeAdapter
 from torch.distributed.distributed_c10d import _get_default_store
 
-from data_pipeline.io.forms import Count, parse_json
+from data_pipeline.io.forms import parse_json
 from pretrain.ranks.environment import LaunchEnvironment, node_name
 from pretrain.ranks.idle import PATIENCE, Idleness, file_in_use, waited_for
 
@@ -60,14 +59,11 @@ class Sign:
         held: The file that the rank waits for if it is idle; "" if it is not.
     """
 
-    number: Count
+    number: int
     host: str
-    passed: Count
+    passed: int
     stage: str
     held: str = ""
-
-
-_SIGN = TypeAdapter(Sign)
 
 
 def end_process(sentence: str, code: int = EXIT_CODE, store: Any = None) -> NoReturn:
@@ -153,21 +149,22 @@ class Watch:
         Any other error returns.
         """
         message = str(error).lower()
-        if len(self._ranks) > 1 and any(word in message for word in (*_GONE, *_IN_VAIN)):
-            self._note_suspension()
-            if self._suspended:
-                self._end(self._was_suspended(), LOST)
-        if len(self._ranks) > 1 and any(word in message for word in _GONE):
+        gone = any(word in message for word in _GONE)
+        if len(self._ranks) == 1 or not (gone or any(word in message for word in _IN_VAIN)):
+            return
+        self._note_suspension()
+        if self._suspended:
+            self._end(self._was_suspended(), LOST)
+        if gone:
             self._end(self._lost(), LOST)
-        if len(self._ranks) > 1 and any(word in message for word in _IN_VAIN):
-            seconds = (LATE + 1) * self.seconds_between_signs
-            if self._rank not in LOOKOUTS:
-                self._look(0.0)
-                time.sleep(seconds)
-                self._look(seconds)
-            elif not self._late():  # the thread looks
-                time.sleep(seconds)
-            self._end(self.sentence())
+        seconds = (LATE + 1) * self.seconds_between_signs
+        if self._rank not in LOOKOUTS:
+            self._look(0.0)
+            time.sleep(seconds)
+            self._look(seconds)
+        elif not self._late():  # the thread looks
+            time.sleep(seconds)
+        self._end(self.sentence())
 
     def _run(self) -> None:
         number = 0
@@ -254,7 +251,7 @@ class Watch:
             for rank, text in zip(
                 come, self._store.multi_get([str(rank) for rank in come]), strict=True
             ):
-                sign = _SIGN.validate_python(parse_json(text))
+                sign = Sign(**parse_json(text))
                 previous = self._signs.get(rank)
                 silent = previous is not None and previous.number == sign.number
                 self._silent[rank] = self._silent[rank] + passed if silent else 0.0
