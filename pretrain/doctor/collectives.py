@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pretrain.doctor.rendezvous import Rendezvous, bounded
+from pretrain.doctor.rendezvous import Rendezvous, bounded, first_line
 from pretrain.ranks.devices import own_device
 
 ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}
@@ -60,8 +60,7 @@ def all_reduce_failures(
         except TimeoutError as error:
             failures[step] = str(error)
         except Exception as error:  # gloo's and NCCL's errors have no type of their own
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            failures[step] = f"{description} failed: {reason}"
+            failures[step] = f"{description} failed: {first_line(error)}"
     return failures
 
 

@@ -118,7 +118,7 @@ class Rendezvous:
                 address, port, is_master=host, timeout=timeout, wait_for_workers=False
             )
         except (RuntimeError, OSError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             if host:
                 raise UserError(
                     f"rank 0 on node {self.node} cannot listen at MASTER_ADDR={address} "
@@ -127,6 +127,11 @@ class Rendezvous:
                 ) from error
             raise NoAnswer(f"{address}:{port}: {reason}") from error
         return dist.PrefixStore(prefix, store)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the error's type if it has none."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def bounded(action: Callable[[], T], seconds: float, description: str) -> T:

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from pretrain.ranks.environment import speaks_for_all
 
 PATIENCE = 2.0
@@ -73,12 +75,11 @@ class Idleness:
 def _moved_bytes() -> int:
     """Return the bytes that this process has read and written so far; 0 if unknown."""
     try:
-        lines = Path("/proc/self/io").read_text().splitlines()
-        return sum(
-            int(line.partition(":")[2]) for line in lines if "bytes" in line or "char" in line
-        )
-    except (OSError, ValueError):
+        counters = psutil.Process().io_counters()
+    except (psutil.Error, OSError, ValueError):
         return 0
+    through_calls = counters.read_chars + counters.write_chars
+    return through_calls + counters.read_bytes + counters.write_bytes
 
 
 def file_in_use(thread: int) -> Path | None:

@@ -131,13 +131,6 @@ def test_ranks_that_fail_alike_end_by_themselves_and_at_once(tmp_path: Path) -> 
     assert time.monotonic() - started < 10
 
 
-def test_a_rank_that_dies_of_a_signal_gives_128_plus_its_number(tmp_path: Path) -> None:
-    assert (
-        launch_local_ranks(program(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)"), 1)
-        == 128 + signal.SIGKILL
-    )
-
-
 def test_the_rank_that_a_signal_ended_is_named_whoever_else_fails_for_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
