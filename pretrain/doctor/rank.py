@@ -15,8 +15,7 @@ from typing import Any
 
 from data_pipeline.io.files import write_json
 from data_pipeline.io.forms import parse_json
-from pretrain.doctor.checks import local_facts
-from pretrain.doctor.collectives import all_reduce_failures
+from pretrain.doctor.checks import all_reduce_failures, local_facts
 from pretrain.doctor.rendezvous import NoAnswer, Rendezvous
 from pretrain.doctor.request import Request
 from pretrain.doctor.verdict import (

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pretrain.config.load import load_config
-from pretrain.doctor.checks import disk_facts, gpu_facts, require_gpus
-from pretrain.doctor.collectives import check_all_reduce
+from pretrain.doctor.checks import check_all_reduce, disk_facts, gpu_facts, require_gpus
 from pretrain.doctor.request import Request
 from pretrain.errors import UserError
 from tests.mounts import mounted
