@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,11 +27,10 @@ def planned(
     *overrides: str,
     gpus: int = 16,
     gpu: str = "a100-80gb",
-    price: float | None = None,
-    chinchilla: float | None = None,
+    baseline: str = "vanilla",
+    **more: float,
 ) -> Plan:
-    asked = Request(config, overrides, gpus, gpu, baseline="vanilla", price=price)
-    return make_plan(replace(asked, chinchilla=chinchilla))
+    return make_plan(Request(config, overrides, gpus, gpu, baseline=baseline, **more))
 
 
 def test_a_step_is_compute_memory_traffic_and_communication() -> None:
@@ -240,8 +238,7 @@ def test_phases_of_the_baseline_s_own_variant_stand_beside_it() -> None:
 
 
 def test_a_baseline_that_is_refused_is_one_sentence_of_the_plan() -> None:
-    request = Request("large", ["deepspeed.config=zero3"], 16, "h200", baseline="unfreeze")
-    plan = make_plan(request)
+    plan = planned("large", "deepspeed.config=zero3", baseline="unfreeze")
     text = " ".join(report.render(plan).split())
     assert "without --baseline unfreeze: attention.phases changes in the middle" in text
     assert as_json(plan)["baseline"] is None
@@ -282,7 +279,7 @@ def test_a_card_that_is_not_known_is_answered_with_the_nearest() -> None:
 
 def test_a_baseline_that_is_not_known_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"--baseline vanila: .*known variants: vanilla"):
-        make_plan(Request("large", (), 16, "h200", baseline="vanila"))
+        planned("large", baseline="vanila")
 
 
 def test_the_largest_micro_batch_is_the_largest() -> None:
