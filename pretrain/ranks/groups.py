@@ -68,7 +68,6 @@ class DeepSpeedMpu:
 
     DeepSpeed's "model parallel" is our tensor parallel: there is no pipeline. This class must not
     define `initialize_sequence_parallel`, by which DeepSpeed recognises its own Ulysses groups.
-    DeepSpeed takes these functions where a class has none for "tensor model parallel".
     """
 
     def __init__(self) -> None:
@@ -77,6 +76,12 @@ class DeepSpeedMpu:
         self.get_model_parallel_rank = parallel_state.get_tensor_model_parallel_rank
         self.get_model_parallel_world_size = parallel_state.get_tensor_model_parallel_world_size
         self.get_model_parallel_group = parallel_state.get_tensor_model_parallel_group
+        self.get_tensor_model_parallel_rank = parallel_state.get_tensor_model_parallel_rank
+        self.get_tensor_model_parallel_world_size = (
+            parallel_state.get_tensor_model_parallel_world_size
+        )
+        self.get_tensor_model_parallel_group = parallel_state.get_tensor_model_parallel_group
+        self.get_tensor_model_parallel_src_rank = parallel_state.get_tensor_model_parallel_src_rank
         self.get_data_parallel_rank = parallel_state.get_data_parallel_rank
         self.get_data_parallel_world_size = parallel_state.get_data_parallel_world_size
         self.get_data_parallel_group = parallel_state.get_data_parallel_group
