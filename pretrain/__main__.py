@@ -33,7 +33,7 @@ from pretrain.errors import UserError
 from pretrain.export.verb import export, import_, sample
 from pretrain.plan.verb import plan
 from pretrain.ranks.devices import ask_for, use_cuda
-from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
+from pretrain.ranks.environment import LaunchEnvironment, launcher_listens, speaks_for_all
 from pretrain.ranks.output import outlive_output
 from pretrain.ranks.signals import StopSignals
 
@@ -267,10 +267,10 @@ def doctor(
         allow=tuple(allow or ()),
         report=report,
     )
-    if local_ranks:
+    if local_ranks and not launcher_listens():  # each rank runs the same command line
         from pretrain.ranks.launch import launch_local_ranks
 
-        command = [sys.executable, "-m", "pretrain", "doctor", *request.arguments()]
+        command = [sys.executable, "-m", "pretrain", *sys.argv[1:]]
         sys.exit(launch_local_ranks(command, local_ranks))
     code = _doctor_on_this_rank(request)
     sys.stdout.flush()

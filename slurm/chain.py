@@ -100,34 +100,29 @@ def plan(options: argparse.Namespace) -> list[Job]:
 def _data_jobs(options: argparse.Namespace) -> list[Job]:
     source = options.source or CORPORA.get(options.config)
     name = source or Path(options.shards or "corpus").name
-    paths = {
-        "ORA_CORPUS": options.corpus or f"data/{name}-text",
-        "ORA_TOKENIZER": options.tokenizer or f"data/{name}.model",
-        "ORA_SHARDS": _shards(options),
-    }
+    corpus = {"ORA_CORPUS": options.corpus or f"data/{name}-text"}
+    tokenizer = corpus | {"ORA_TOKENIZER": options.tokenizer or f"data/{name}.model"}
+    shards = {"ORA_SHARDS": _shards(options)}
     if source is None and getattr(options, "from") == "download":
         raise SubmitError(
             f"config {options.config} has no corpus of its own: give --source, or --from {STEPS[1]}"
         )
     split = {"ORA_NUM_TASKS": str(options.tasks), "ORA_NAME": name}
     array = f"--array=0-{options.tasks - 1}%{options.throttle or options.tasks}"
-    corpus = {"ORA_CORPUS": paths["ORA_CORPUS"]}
-    tokenizer = corpus | {"ORA_TOKENIZER": paths["ORA_TOKENIZER"]}
     words = DEMO_TOKENIZER if CORPORA.get(options.config) == "demo" else ()
     stated = {} if options.source else RECIPES.get(name, {})
     recipe = {step: tuple(stated.get(step, "").split()) for step in STEPS}
-    fetched = corpus | {"ORA_SOURCE": source or ""}
     return [
-        _job("download", fetched, arguments=recipe["download"]),
+        _job("download", corpus | {"ORA_SOURCE": source or ""}, arguments=recipe["download"]),
         _job("tokenizer", tokenizer, "download", arguments=words),
         _job(
             "tokenize",
-            paths | split,
+            tokenizer | shards | split,
             "tokenizer",
             options=(array,),
             arguments=recipe["tokenize"],
         ),
-        _job("merge", {"ORA_SHARDS": paths["ORA_SHARDS"]}, "tokenize"),
+        _job("merge", shards, "tokenize"),
     ]
 
 

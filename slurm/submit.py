@@ -194,12 +194,9 @@ def _call(command: list[str], job: Job, site: dict[str, str]) -> subprocess.Comp
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
     """Return sbatch's own words, without its prefixes."""
+    prefixes = r"^((sbatch|error|allocation failure): )*"
     lines = [
-        re.sub(r"^(sbatch|allocation failure): (error: )?", "", line)
-        for line in done.stderr.splitlines()
-    ]
-    lines = [
-        re.sub(r"^allocation failure: ", "", line).rstrip(".") for line in lines if line.strip()
+        re.sub(prefixes, "", line).rstrip(".") for line in done.stderr.splitlines() if line.strip()
     ]
     return "; ".join(dict.fromkeys(lines)) or f"exit code {done.returncode} without a message"
 

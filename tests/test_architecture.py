@@ -391,8 +391,6 @@ SMALL = 60
 """Lines of code below which a module that only one of its folder imports needs a reason."""
 APART = {
     "megatron_patches/bank/structured.py": "rows of fixed matrices, with a cosine of their own",
-    "pretrain/doctor/collectives.py": "the only checks that need process groups",
-    "pretrain/doctor/report.py": "the form of the JSON, which job scripts read",
     "pretrain/export/agreement.py": "an export that is shown to agree with its model",
     "pretrain/training/state_transfer.py": "what passes from the engine of one phase to the next",
     "pretrain/telemetry/weights_and_biases.py": "the only file that knows the package wandb",

@@ -1,10 +1,8 @@
 """The preflight `python -m pretrain doctor` on every rank: is every node fit for this run?
 
-rank         the course of the preflight on one rank
+rank         the course of the preflight on one rank, and its report
 request      what the command line asks for; imports nothing heavy
 rendezvous   a key-value store with time limits, so that a missing rank has a name
-checks       checks of one rank on its own: config, data, versions, GPUs, disk, /dev/shm
-collectives  all-reduces of the ranks together: within a node, over all ranks
+checks       config, data, versions, GPUs, disk, /dev/shm; all-reduces within a node, over all ranks
 verdict      problems, each with its nodes, from the facts of all ranks (pure)
-report       the lines for people, the JSON for the job script
 """

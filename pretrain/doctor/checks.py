@@ -1,7 +1,12 @@
-"""Checks that one rank makes on its own, without waiting for another rank.
+"""Checks of a rank: on its own, and all-reduces with the others.
 
-Each check is a function that returns plain facts (JSON) or raises an error whose text is the
-problem. The first rank of a node also checks what its ranks share: disk, /dev/shm, the data files.
+Each check of a rank on its own is a function that returns plain facts (JSON) or raises an error
+whose text is the problem. The first rank of a node also checks what its ranks share: disk,
+/dev/shm, the data files.
+
+Ranks all-reduce within each node, then over all ranks. This order finds the faulty node, because
+ranks of one node depend on that node alone. Every step runs in a thread with a time limit, on a
+process group of its own.
 """
 
 from __future__ import annotations
@@ -12,19 +17,23 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from data_pipeline.shards.manifest import expected_files, file_problem
 from megatron_patches.recipe.optimizers import checkpoint_bytes
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.data.open import check_inputs
-from pretrain.doctor.rendezvous import bounded
+from pretrain.doctor.rendezvous import Rendezvous, bounded, first_line
 from pretrain.doctor.request import Request
+from pretrain.errors import UserError
 from pretrain.ranks.devices import MACHINE, ask_for, is_shown_its_own, own_device, why_no_cuda
 from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.runs.environment import package_versions
@@ -35,10 +44,10 @@ SHM_FOR_NCCL = 1 << 30
 SHM_WITHOUT_GPU = 16 << 20
 FREE_GPU_SHARE = 0.9
 """A GPU with less of its memory free before the run starts is in use by another process."""
-
-
-class Unfit(Exception):
-    """A node that does not meet a run's needs; the text is one clause."""
+ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}
+"""float32: 256 MiB, which NCCL splits into many pieces; 4 MiB."""
+PERIOD = 1021
+"""A prime: no two ranks, and no two slices of a ring, have the same numbers in the same place."""
 
 
 def local_facts(request: Request, launch: LaunchEnvironment, leader: bool) -> dict[str, Any]:
@@ -92,9 +101,8 @@ def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, A
         every_file: Whether to check every shard file's size and permissions too.
 
     Raises:
-        UserError: as `check_inputs`.
+        UserError: as `check_inputs`, or a file differs from the manifest; the first is named.
         DataError: as `check_inputs`.
-        Unfit: a file differs from the manifest; the text names the first one.
     """
     blend = check_inputs(config, world_size).blend
     files = 0
@@ -104,7 +112,7 @@ def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, A
             if problem is None and not os.access(path, os.R_OK):
                 problem = f"{path} may not be read"
             if problem:
-                raise Unfit(problem)
+                raise UserError(problem)
             files += 1
     return {"fingerprint": blend.fingerprint, "files": files}
 
@@ -133,8 +141,7 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
         machine: Root of the file system with NVIDIA's device files.
 
     Raises:
-        Unfit: another number of GPUs than expected, or this rank's is in use.
-        UserError: as `own_device` does.
+        UserError: another number of GPUs than expected, this rank's is in use, or as `own_device`.
     """
     count = torch.cuda.device_count()
     require_gpus(count, expected)
@@ -144,7 +151,7 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
     gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
     free, total = torch.cuda.mem_get_info(device)
     if free < FREE_GPU_SHARE * total:
-        raise Unfit(
+        raise UserError(
             f"GPU {device.index} has {(total - free) / 2**30:.1f} GiB in use before the run "
             "starts: another process is on it"
         )
@@ -160,18 +167,18 @@ def require_gpus(count: int, expected: int | None) -> None:
         expected: Number of GPUs that the node should have; None: any.
 
     Raises:
-        Unfit: there are more or fewer.
+        UserError: there are more or fewer.
     """
     if expected not in (None, count) and not is_shown_its_own(count):
         why = why_no_cuda()
-        raise Unfit(f"torch sees {count} GPUs of {expected}" + (f" ({why})" if why else ""))
+        raise UserError(f"torch sees {count} GPUs of {expected}" + (f" ({why})" if why else ""))
 
 
 def disk_facts(config: Config) -> dict[str, Any]:
     """Return the free bytes of the checkpoints' directory, after a trial write.
 
     Raises:
-        Unfit: the space is too small for the kept checkpoints and the one being written, or the
+        UserError: the space is too small for the kept checkpoints and the one being written, or the
             directory cannot be written to.
     """
     directory = config.run_directory.checkpoints
@@ -186,7 +193,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
     needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
     free = shutil.disk_usage(existing_parent).free
     if free < needed:
-        raise Unfit(
+        raise UserError(
             f"{existing_parent} has {size_text(free)} free, and this run's checkpoints need "
             f"{size_text(needed)} ({size_text(size)} each, "
             f"checkpoint.keep_last={config.checkpoint.keep_last} and one being written)"
@@ -194,7 +201,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
     try:
         tempfile.TemporaryFile(dir=existing_parent).close()
     except OSError as error:
-        raise Unfit(f"{existing_parent} cannot be written to ({error.strerror})") from error
+        raise UserError(f"{existing_parent} cannot be written to ({error.strerror})") from error
     return {"directory": str(existing_parent), "checkpoint": size, "needed": needed, "free": free}
 
 
@@ -202,12 +209,12 @@ def shm_facts() -> dict[str, Any]:
     """Return the size of /dev/shm in bytes.
 
     Raises:
-        Unfit: less is free than the ranks of a node need.
+        UserError: less is free than the ranks of a node need.
     """
     usage = shutil.disk_usage("/dev/shm")
     needed = SHM_FOR_NCCL if torch.cuda.device_count() > 1 else SHM_WITHOUT_GPU
     if usage.free < needed:
-        raise Unfit(
+        raise UserError(
             f"/dev/shm has {size_text(usage.free)} of {size_text(usage.total)} free, "
             f"{size_text(needed)} are needed: remove what earlier jobs left there, or give the "
             "container more"
@@ -237,5 +244,73 @@ def _program_digest() -> str:
 
 
 def _clause(error: Exception) -> str:
-    ours = isinstance(error, (Unfit, ValueError, TimeoutError)) and str(error)
-    return str(error) if ours else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    ours = isinstance(error, (ValueError, TimeoutError)) and str(error)
+    return str(error) if ours else f"{type(error).__name__}: {first_line(error)}"
+
+
+def all_reduce_failures(
+    rendezvous: Rendezvous, nodes: Mapping[str, Sequence[int]], seconds: float
+) -> dict[str, str]:
+    """All-reduce within this rank's node, then over all ranks; collective over all of them.
+
+    Args:
+        nodes: {node: its ranks, in rank order}.
+        seconds: Time limit of each step.
+
+    Returns:
+        {"node", "world": reason of the failure}; a step that succeeded is missing.
+    """
+    # The watchdog of torch's NCCL group would end the whole process when a collective hangs,
+    # before the failure is reported. The time limit here is our own.
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    groups: list[Any] = []  # kept to the end: closing one early fails the peer that still reads
+
+    def all_reduce(name: str, members: Sequence[int]) -> None:
+        device = own_device(rendezvous.launch.local_rank)
+        store = rendezvous.connection(name, seconds)
+        group_rank = members.index(rendezvous.launch.rank)
+        groups.append(_group(store, group_rank, len(members), device, seconds=seconds))
+        check_all_reduce(groups[-1], group_rank, len(members), device)
+
+    steps = {"node": ("all-reduce within the node", nodes[rendezvous.node])}
+    if len(nodes) > 1:
+        ranks_of_all = [rank for ranks in nodes.values() for rank in ranks]
+        steps["world"] = ("all-reduce over all ranks", sorted(ranks_of_all))
+    failures = {}
+    for step, (description, members) in steps.items():
+        name = f"{step}/{members[0]}"
+        try:
+            bounded(partial(all_reduce, name, members), seconds + 5, description)
+        except TimeoutError as error:
+            failures[step] = str(error)
+        except Exception as error:  # gloo's and NCCL's errors have no type of their own
+            failures[step] = f"{description} failed: {first_line(error)}"
+    return failures
+
+
+def check_all_reduce(group: Any, rank: int, size: int, device: torch.device) -> None:
+    """Compare the result of an all-reduce with the sum of the ranks' values, computed locally.
+
+    Raises:
+        RuntimeError: the sums differ.
+    """
+    places = torch.arange(ELEMENTS[device.type], device=device)
+    # Whole numbers below 2^24: every order of summation gives the same float32.
+    table = torch.zeros(PERIOD, device=device)
+    for member in range(size):
+        table += (torch.arange(PERIOD, device=device) + 7 * member) % PERIOD
+    values = ((places + 7 * rank) % PERIOD).float()
+    group.allreduce([values]).wait()
+    wrong = int((values != table[places % PERIOD]).sum())
+    if wrong:
+        raise RuntimeError(f"{wrong:,} of {len(values):,} sums are wrong")
+
+
+def _group(store: dist.Store, rank: int, size: int, device: torch.device, *, seconds: float) -> Any:
+    timeout = timedelta(seconds=seconds)
+    if device.type == "cpu":
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    torch.cuda.set_device(device)  # of this thread
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, rank, size, options)

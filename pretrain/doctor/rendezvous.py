@@ -50,10 +50,7 @@ class Rendezvous:
         self.launch = launch
         self.node = node_name()
         self._address = meeting_point()  # None: a single process needs no store that others reach
-        # A launcher's store (torchrun, --local-ranks) outlives its ranks: a restarted rank must not
-        # read old answers.
-        self._prefix = f"doctor/{restarts()}"
-        self._store = self._open(seconds, first=True)
+        self._store = self._open(seconds, host=launch.rank == 0 and not launcher_listens())
 
     def connection(self, name: str, seconds: float) -> dist.Store:
         """Return a separate connection for a process group: a wait on one blocks its other users.
@@ -65,8 +62,8 @@ class Rendezvous:
         Raises:
             NoAnswer: rank 0 does not answer.
         """
-        store = self._store if self._address is None else self._open(seconds, first=False)
-        return dist.PrefixStore(f"{self._prefix}/{name}", store)
+        store = self._store if self._address is None else self._open(seconds, host=False)
+        return dist.PrefixStore(name, store)
 
     def post(self, key: str, value: Any) -> None:
         """Write a JSON value that every rank can read.
@@ -75,7 +72,7 @@ class Rendezvous:
             NoAnswer: rank 0 does not answer.
         """
         try:
-            self._store.set(f"{self._prefix}/{key}", json.dumps(value))
+            self._store.set(key, json.dumps(value))
         except RuntimeError as error:  # torch.distributed's own errors are RuntimeErrors
             raise NoAnswer(str(error)) from error
 
@@ -85,10 +82,9 @@ class Rendezvous:
         Raises:
             NoAnswer: rank 0 does not answer.
         """
-        name = f"{self._prefix}/{key}"
         try:
-            self._store.wait([name], timedelta(seconds=max(0.001, seconds)))
-            return json.loads(self._store.get(name))
+            self._store.wait([key], timedelta(seconds=max(0.001, seconds)))
+            return json.loads(self._store.get(key))
         except dist.DistStoreError:
             return None
         except RuntimeError as error:
@@ -107,24 +103,22 @@ class Rendezvous:
         values = {rank: self.read(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
         return {rank: value for rank, value in values.items() if value is not None}
 
-    def _open(self, seconds: float, *, first: bool) -> dist.Store:
+    def _open(self, seconds: float, *, host: bool) -> dist.Store:
+        # A launcher's store (torchrun, --local-ranks) outlives its ranks: a restarted rank must not
+        # read old answers.
+        prefix = f"doctor/{restarts()}"
         if self._address is None:
-            return dist.HashStore()
+            return dist.PrefixStore(prefix, dist.HashStore())
         address, port = self._address
-        host = first and self.launch.rank == 0 and not launcher_listens()
         timeout = timedelta(seconds=seconds)
         try:
             if not host:
                 wait_for_first_rank(timeout)
-            return dist.TCPStore(
-                address,
-                port,
-                is_master=host,
-                timeout=timeout,
-                wait_for_workers=False,
+            store = dist.TCPStore(
+                address, port, is_master=host, timeout=timeout, wait_for_workers=False
             )
         except (RuntimeError, OSError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             if host:
                 raise UserError(
                     f"rank 0 on node {self.node} cannot listen at MASTER_ADDR={address} "
@@ -132,6 +126,12 @@ class Rendezvous:
                     "free port"
                 ) from error
             raise NoAnswer(f"{address}:{port}: {reason}") from error
+        return dist.PrefixStore(prefix, store)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the error's type if it has none."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def bounded(action: Callable[[], T], seconds: float, description: str) -> T:

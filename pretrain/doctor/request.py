@@ -37,17 +37,6 @@ class Request:
     allow: tuple[Difference, ...] = ()
     report: Path | None = None
 
-    def arguments(self) -> list[str]:
-        """Return the command-line arguments of `python -m pretrain doctor` for the same request."""
-        options = {
-            "--timeout": self.timeout,
-            "--gpus": self.gpus,
-            "--report": self.report,
-        }
-        options_text = [f"{name}={value}" for name, value in options.items() if value is not None]
-        options_text += [f"--allow={difference.value}" for difference in self.allow]
-        return [*options_text, "--", self.config, *self.overrides]
-
     def expected_gpus(self) -> int | None:
         """Return the number of GPUs of the node; None if it is not stated, or for a CPU run."""
         if self.gpus is not None or cpu_was_asked_for(os.environ.get(VISIBLE)):

@@ -24,8 +24,6 @@ MAX_CLOCK_SKEW = 5.0
 """Seconds. Training works with any skew, but logs of different nodes cannot be read together, and
 credentials fail at a skew of minutes."""
 
-SHARED = ("disk", "shm")
-"""Checks that one rank makes for its node."""
 HARDWARE = ("gpus", "node")
 """Checks whose failure is the node's own even in a run on a single node; any other failure is then
 the site's."""
@@ -80,10 +78,8 @@ class Gathered:
         ranks_and_prefix = {}
         for node, node_ranks in self.ranks_of.items():
             if hit := [rank for rank in node_ranks if rank in ranks]:
-                ranks_and_prefix[node] = (
-                    hit,
-                    "" if len(hit) == len(node_ranks) else f"{name_ranks(hit)}: ",
-                )
+                prefix = "" if hit == node_ranks else f"{name_ranks(hit)}: "
+                ranks_and_prefix[node] = (hit, prefix)
         return ranks_and_prefix
 
 
@@ -131,15 +127,13 @@ def find_problems(gathered: Gathered, allowed: Collection[Difference] = ()) -> l
 def _absent(gathered: Gathered) -> list[Problem]:
     """Return the problems of ranks that never came, or came and did not finish their checks."""
     problems = []
-    unknown = (
-        "; nothing says on which node: see the ranks' own logs, and `sacct` or `squeue` for the "
-        "step"
-    )
     for node in dict.fromkeys(gathered.missing.values()):
         ranks = [rank for rank, missing_node in gathered.missing.items() if missing_node == node]
         text = f"{name_ranks(ranks)} did not answer within {gathered.seconds:.0f} s"
-        nodes = () if node is None else (node,)
-        problems.append(Problem("answer", text if nodes else text + unknown, nodes))
+        if node is None:
+            text += "; nothing says on which node: see the ranks' own logs, and `sacct` or "
+            text += "`squeue` for the step"
+        problems.append(Problem("answer", text, () if node is None else (node,)))
     done = gathered.facts if gathered.sums is None else gathered.sums
     for node, all_ranks in gathered.ranks_of.items():
         if silent := [rank for rank in all_ranks if rank not in done]:
@@ -162,9 +156,9 @@ def _failures(gathered: Gathered, failures: Mapping[int, Mapping[str, str]]) -> 
             advice = NETWORK_ADVICE if check in ALL_REDUCES else ""
             problems.append(Problem(label, clauses[min(clauses)] + advice))
             continue
-        for node, (ranks, who) in hit.items():
-            text = clauses[ranks[0]] if check in SHARED else who + clauses[ranks[0]]
-            problems.append(Problem(label, text, (node,)))
+        problems += [
+            Problem(label, who + clauses[ranks[0]], (node,)) for node, (ranks, who) in hit.items()
+        ]
     return problems
 
 

@@ -70,7 +70,8 @@ def begin_training(
 
     loaded = load_config(config, overrides or [])
     path = loaded.run_path.absolute()
-    if _trained_steps(path) >= loaded.total_steps:
+    run = RunDirectory(path)
+    if run.is_finished() and read_facts(run.summary)["step"] >= loaded.total_steps:
         _say(f"{path} is finished: nothing to do")
         typer.echo(FINISHED)
         return
@@ -165,12 +166,6 @@ def after_doctor(
     typer.echo(
         ",".join(segments.exclude(SlurmJob.read(os.environ), verdict["bad_nodes"], names, most))
     )
-
-
-def _trained_steps(run: Path) -> int:
-    """Return the steps of a finished run, 0 for any other."""
-    directory = RunDirectory(run)
-    return int(read_facts(directory.summary)["step"]) if directory.is_finished() else 0
 
 
 def _end(work: JobKind, ending: Ending, max_stalled: int) -> None:

@@ -143,21 +143,15 @@ def nearest_counts(config: Config, world_size: int) -> str:
     if world_size in counts:
         return ""
     least = [size * ranks for ranks in divisors(config.data.global_batch_size)]
-    further = [count for count in _around(least, world_size) if count not in counts]
     nearest = " or ".join(f"{count:,}" for count in _around(counts, world_size))
-    single_sample_text = (
-        f", with data.micro_batch_size=1 also {' or '.join(f'{n:,}' for n in further)}"
-        if further
-        else ""
-    )
-    return f" (the nearest numbers of GPUs that go: {nearest}{single_sample_text})"
+    further = [f"{n:,}" for n in _around(least, world_size) if n not in counts]
+    if further:
+        nearest += f", with data.micro_batch_size=1 also {' or '.join(further)}"
+    return f" (the nearest numbers of GPUs that go: {nearest})"
 
 
 def _around(counts: Sequence[int], count: int) -> list[int]:
     """Return the next lower and the next higher count, or the count itself."""
-    below = [possible for possible in counts if possible <= count][-1:]
-    return (
-        below
-        if below == [count]
-        else below + [possible for possible in counts if possible > count][:1]
-    )
+    at_most = [possible for possible in counts if possible <= count][-1:]
+    at_least = [possible for possible in counts if possible >= count][:1]
+    return sorted({*at_most, *at_least})

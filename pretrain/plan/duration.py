@@ -150,10 +150,8 @@ def _data_parallel(work: Workload, gpu: Gpu, trainable: int, passes: int, one_pa
     if layout.world_size > gpu.gpus_per_node:  # groups that stride over a node share its network
         rate = gpu.network_gb_s * 1e9 / min(work.tensor_parallel_size, gpu.gpus_per_node)
     elements_seconds = (ranks - 1) / ranks * trainable / rate
-    weights, gradients = (
-        elements_seconds * work.element,
-        elements_seconds * BYTES[work.config.precision.grad_accum_dtype],
-    )
+    weights = elements_seconds * work.element
+    gradients = elements_seconds * BYTES[work.config.precision.grad_accum_dtype]
     if layout.zero_stage <= 1:
         # The backward pass of the last micro batch hides the reduction.
         hidden = one_pass * 2 / 3 if work.reduces_in_backward else 0.0

@@ -127,19 +127,15 @@ class PhaseCost:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Memory, time and costs with one variant of attention.
+class Estimate(PhaseCost):
+    """Costs with one variant of attention: those of the phase in which most weights train, and all.
 
     Attributes:
-        parameters, memory, flops, seconds: Of the phase in which most weights train.
+        speed, saving: Of the whole run.
         phases: Costs of each phase of the run.
     """
 
     variant: str
-    parameters: ParameterCount
-    memory: Memory
-    flops: Flops
-    seconds: StepSeconds
     speed: Speed
     saving: Saving
     phases: tuple[PhaseCost, ...]
@@ -215,11 +211,8 @@ def estimate(resolved: Resolved, gpu: Gpu, request: Request) -> Estimate:
     seconds = sum(phase.steps * phase.seconds.total for phase in phases)
     step = fullest.seconds.total
     return Estimate(
+        **vars(fullest),
         variant=config.attention.variant,
-        parameters=fullest.parameters,
-        memory=fullest.memory,
-        flops=fullest.flops,
-        seconds=fullest.seconds,
         speed=_speed(config, gpu, request, fullest.flops, step=step, run=seconds),
         saving=saving(
             fullest.checkpoint_bytes,

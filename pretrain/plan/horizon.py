@@ -82,9 +82,15 @@ def horizon_of(resolved: Resolved, tokens_per_parameter: float) -> Horizon:
     rate = float(f"{1.79 * inner**-0.713 * tokens**0.307:.2e}")
     warmup = min(WARMUP_STEPS, int(WARMUP_SHARE * steps))
     rate_holds = all(rule.takes_adamw_rates for rule in config.optimizer.rules)
-    values = {"schedule.tokens": tokens, "schedule.warmup_steps": warmup}
+    # One key alone gives a run's length.
+    lengths = {"steps": config.schedule.steps, "flops": config.schedule.flops}
+    values: dict[str, float | None] = {
+        f"schedule.{key}": None for key, length in lengths.items() if length is not None
+    }
+    values |= {"schedule.tokens": tokens, "schedule.warmup_steps": warmup}
     values["data.global_batch_size"] = samples
-    rates = {"optimizer.learning_rate": rate} if rate_holds else {}
+    if rate_holds:
+        values["optimizer.learning_rate"] = rate
     return Horizon(
         tokens_per_parameter=tokens_per_parameter,
         parameters=parameters,
@@ -96,17 +102,8 @@ def horizon_of(resolved: Resolved, tokens_per_parameter: float) -> Horizon:
         steps=steps,
         warmup_steps=warmup,
         rate_holds=rate_holds,
-        overrides=tuple(
-            override_text(key, value)
-            for key, value in {**_other_lengths(config), **values, **rates}.items()
-        ),
+        overrides=tuple(override_text(key, value) for key, value in values.items()),
     )
-
-
-def _other_lengths(config: Config) -> dict[str, None]:
-    """Return the keys to unset, because one key alone gives a run's length."""
-    lengths = {"steps": config.schedule.steps, "flops": config.schedule.flops}
-    return {f"schedule.{key}": None for key, value in lengths.items() if value is not None}
 
 
 def sentences(horizon: Horizon, config: Config) -> list[str]:

@@ -157,9 +157,8 @@ class Memory:
     @property
     def peak(self) -> int:
         """Return the larger of two moments: the end of a forward pass, and the update."""
-        passing = (
-            self.activations + max(self.logits, self.layer_gradients) + self.communication_buffers
-        )
+        in_backward = max(self.logits, self.layer_gradients) + self.communication_buffers
+        passing = self.activations + in_backward
         return self.states.total + self.context + max(passing, self.update_buffers)
 
 
@@ -228,7 +227,8 @@ def layer_gradient_bytes(work: Workload, activations: Activations) -> int:
 
 def _communication(work: Workload, held: RankTensors) -> int:
     """Return the bytes of DeepSpeed's buckets in backward, and of a gathered sequence."""
-    stage, zero = work.layout.zero_stage, work.zero_settings
+    stage = work.layout.zero_stage
+    zero = work.resolved.deepspeed.get("zero_optimization", {})
     bucket = min(int(zero.get("reduce_bucket_size", BUCKET)), held.trainable) * work.element
     gathered = 0
     if work.layout.sequence_parallel:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from megatron_patches.recipe.optimizers import Muon
 from megatron_patches.recipe.parts import ModelShape, Tensor
@@ -93,12 +91,6 @@ class Workload:
         kind = self.config.optimizer.of_kind
         chosen = kind.newton_schulz_dtype if isinstance(kind, Muon) else "auto"
         return "bf16" if chosen == "auto" else chosen
-
-    @property
-    def zero_settings(self) -> Mapping[str, Any]:
-        """Return DeepSpeed's settings of ZeRO."""
-        settings: Mapping[str, Any] = self.resolved.deepspeed.get("zero_optimization", {})
-        return settings
 
     @property
     def bf16_optimizer(self) -> bool:

@@ -8,8 +8,7 @@ groups          process groups, this rank's device, seeds, small collectives
 single_process  groups of one process without other ranks
 release         release of groups and engines when a training is over
 launch          `--local-ranks N`: start the ranks of one machine and end them together
-watch           the name of a rank that does not come to a collective
-first_rank      work of rank 0 for which the others wait as long as it makes progress
+watch           the name of a rank that does not come to a collective; waiting for rank 0's work
 idle            the file that an idle process waits for
 signals         signals that ask for an end as flags for the loop
 output          standard output and error that may go away

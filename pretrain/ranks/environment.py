@@ -130,14 +130,13 @@ def missing_nodes(
     planned = _slurm_nodes(environment, world_size)
     if planned and any(planned[rank] != node for rank, node in present.items()):
         planned = []  # a distribution other than block
-    local = int(environment.get("LOCAL_WORLD_SIZE", "0") or 0)
-    nodes: dict[int, str | None] = {}
-    for rank in missing:
-        nodes[rank] = planned[rank] if planned else None
-        if not planned and local:
-            group = range(rank - rank % local, rank - rank % local + local)
-            nodes[rank] = next((present[other] for other in group if other in present), None)
-    return nodes
+    if planned:
+        return {rank: planned[rank] for rank in missing}
+    local = int(environment.get("LOCAL_WORLD_SIZE") or 0)
+    if not local:
+        return dict.fromkeys(missing)
+    node_of_group = {rank // local: node for rank, node in present.items()}
+    return {rank: node_of_group.get(rank // local) for rank in missing}
 
 
 def expand_hosts(text: str) -> list[str]:

@@ -310,25 +310,23 @@ def _rendezvous(
     # torch.distributed's own errors, and gloo's, are RuntimeErrors.
     except (RuntimeError, OSError) as error:
         host, port = meeting_point() or ("this process", "-")
-        if "EADDRINUSE" in str(error):
-            raise UserError(
-                f"port {port}, which MASTER_PORT names, is taken by another program on {host}; set "
-                "MASTER_PORT to a free one",
-                rank_specific=True,
-            ) from error
-        if "Unable to find interface" in str(error):
-            raise UserError(
-                "gloo finds no network interface with this node's address; bring the loopback "
-                "device up (`ip link set lo up`), or name another in GLOO_SOCKET_IFNAME",
-                rank_specific=True,
-            ) from error
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]]).rstrip(".")
-        raise UserError(
+        problem = (
             f"rank {launch.rank} waited {timeout.total_seconds():.0f} s for {launch.world_size} "
             f"ranks at {host}:{port} and they did not all come ({reason}); check that every rank "
-            "started and that the address is reachable",
-            rank_specific=True,
-        ) from error
+            "started and that the address is reachable"
+        )
+        if "EADDRINUSE" in str(error):
+            problem = (
+                f"port {port}, which MASTER_PORT names, is taken by another program on {host}; set "
+                "MASTER_PORT to a free one"
+            )
+        elif "Unable to find interface" in str(error):
+            problem = (
+                "gloo finds no network interface with this node's address; bring the loopback "
+                "device up (`ip link set lo up`), or name another in GLOO_SOCKET_IFNAME"
+            )
+        raise UserError(problem, rank_specific=True) from error
 
 
 def _require_own_address() -> None:

@@ -57,19 +57,18 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
         "LOCAL_WORLD_SIZE": str(ranks),
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // ranks)))
-    processes: list[subprocess.Popen[bytes]] = []
-    requests = _Requests(processes)
-    earlier_handlers = handle_requests(requests.forward)
+    started = _Ranks()
+    earlier_handlers = handle_requests(started.forward)
     try:
         for rank in range(ranks):
-            processes.append(
+            started.processes.append(
                 subprocess.Popen(
                     list(command),
                     env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                     preexec_fn=prepare_child,
                 )
             )
-        return _wait(processes, requests)
+        return started.wait()
     finally:
         for number, handler in earlier_handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
@@ -91,75 +90,72 @@ def _require_loopback() -> None:
         ) from error
 
 
-class _Requests:
-    """Signals that ask for an end, passed on to the ranks."""
+class _Ranks:
+    """The processes of the ranks, and how often a person has asked for their end."""
 
-    def __init__(self, processes: list[subprocess.Popen[bytes]]) -> None:
-        self._processes = processes
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
         self._interrupts: list[float] = []
 
     def forward(self, number: int, _frame: object) -> None:
         """Forward a signal to the running ranks."""
-        for process in _running(self._processes):
+        for process in self._running:
             process.send_signal(number)
         if number == signal.SIGINT:
             self._interrupts.append(time.monotonic())
 
     @property
-    def overdue(self) -> bool:
+    def _overdue(self) -> bool:
         """Return whether the second Ctrl-C was more than HASTE_SECONDS ago."""
         second = self._interrupts[1:2]
         return bool(second) and time.monotonic() > second[0] + HASTE_SECONDS
 
+    @property
+    def _running(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.processes if process.poll() is None]
 
-def _wait(processes: list[subprocess.Popen[bytes]], requests: _Requests) -> int:
-    while not (requests.overdue or _failed(processes)) and _running(processes):
-        time.sleep(0.05)
-    failed = _failed(processes)
-    grace = time.monotonic() + GRACE_SECONDS  # the others may be failing for the same reason
-    while failed and time.monotonic() < grace and not requests.overdue and _running(processes):
-        time.sleep(0.05)
-    failed = failed or _failed(processes)
-    late = [str(processes.index(process)) for process in _running(processes)]
-    if requests.overdue and late:
-        code = 128 + signal.SIGINT
-        message = f"killed rank {', '.join(late)}, which did not end after Ctrl-C"
+    @property
+    def _failed(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.processes if process.poll() not in (None, 0)]
+
+    def wait(self) -> int:
+        """Return the exit code of all ranks; end the others if one fails, or a person insists."""
+        while self._running and not (self._overdue or self._failed):
+            time.sleep(0.05)
+        failed = self._failed
+        grace = time.monotonic() + GRACE_SECONDS  # the others may be failing for the same reason
+        while failed and self._running and not self._overdue and time.monotonic() < grace:
+            time.sleep(0.05)
+        failed = failed or self._failed
+        late = [str(self.processes.index(process)) for process in self._running]
+        if self._overdue and late:
+            code = 128 + signal.SIGINT
+            message = f"killed rank {', '.join(late)}, which did not end after Ctrl-C"
+            print(message, file=sys.stderr, flush=True)
+        elif failed:
+            code = self._exit_code(failed)
+        else:
+            return 0
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            # A process that waits for a dead file system does not end.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+        return code
+
+    def _exit_code(self, failed: list[subprocess.Popen[bytes]]) -> int:
+        """Return the exit code for ranks of which some failed; print the signal that ended one."""
+        # A killed rank is the cause: it cannot have failed because of the others.
+        killed = [process for process in self.processes if process.poll() == -signal.SIGKILL]
+        first = (killed or failed)[0]
+        if first.returncode >= 0:
+            return first.returncode
+        number = -first.returncode
+        rank = self.processes.index(first)
+        message = f"rank {rank} was ended by signal {number} ({signal.strsignal(number)})"
         print(message, file=sys.stderr, flush=True)
-    elif failed:
-        code = _exit_code(processes, failed)
-    else:
-        return 0
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-        # A process that waits for a dead file system does not end.
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_SECONDS)
-    return code
-
-
-def _exit_code(
-    processes: list[subprocess.Popen[bytes]], failed: list[subprocess.Popen[bytes]]
-) -> int:
-    """Return the exit code for ranks of which some failed; print the signal that ended one."""
-    # A killed rank is the cause: it cannot have failed because of the others.
-    killed = [process for process in processes if process.poll() == -signal.SIGKILL]
-    first = (killed or failed)[0]
-    if first.returncode >= 0:
-        return first.returncode
-    number = -first.returncode
-    rank = processes.index(first)
-    message = f"rank {rank} was ended by signal {number} ({signal.strsignal(number)})"
-    print(message, file=sys.stderr, flush=True)
-    return 128 + number
-
-
-def _failed(processes: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
-    return [process for process in processes if process.poll() not in (None, 0)]
-
-
-def _running(processes: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
-    return [process for process in processes if process.poll() is None]
+        return 128 + number
 
 
 def prepare_child() -> None:

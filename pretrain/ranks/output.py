@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -35,11 +36,7 @@ class Display:
 
     def write(self, text: str) -> int:
         """Write text unless the stream is gone; return its length in either case."""
-        if not self._gone:
-            try:
-                self._stream.write(text)
-            except (OSError, ValueError) as error:  # ValueError: the stream is closed
-                self._give_up(error)
+        self._try(self._stream.write, text)
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
@@ -49,10 +46,13 @@ class Display:
 
     def flush(self) -> None:
         """Flush the stream, unless it is gone."""
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[..., object], *arguments: str) -> None:
         if not self._gone:
             try:
-                self._stream.flush()
-            except (OSError, ValueError) as error:
+                action(*arguments)
+            except (OSError, ValueError) as error:  # ValueError: the stream is closed
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:

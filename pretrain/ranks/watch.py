@@ -17,18 +17,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
-from pydantic import TypeAdapter
 from torch.distributed.distributed_c10d import _get_default_store
 
-from data_pipeline.io.forms import Count, parse_json
+from data_pipeline.io.forms import parse_json
 from pretrain.ranks.environment import LaunchEnvironment, node_name
+from pretrain.ranks.groups import ParallelContext, agree
 from pretrain.ranks.idle import PATIENCE, Idleness, file_in_use, waited_for
 
 EXIT_CODE = 2
@@ -60,14 +62,11 @@ class Sign:
         held: The file that the rank waits for if it is idle; "" if it is not.
     """
 
-    number: Count
+    number: int
     host: str
-    passed: Count
+    passed: int
     stage: str
     held: str = ""
-
-
-_SIGN = TypeAdapter(Sign)
 
 
 def end_process(sentence: str, code: int = EXIT_CODE, store: Any = None) -> NoReturn:
@@ -153,21 +152,22 @@ class Watch:
         Any other error returns.
         """
         message = str(error).lower()
-        if len(self._ranks) > 1 and any(word in message for word in (*_GONE, *_IN_VAIN)):
-            self._note_suspension()
-            if self._suspended:
-                self._end(self._was_suspended(), LOST)
-        if len(self._ranks) > 1 and any(word in message for word in _GONE):
+        gone = any(word in message for word in _GONE)
+        if len(self._ranks) == 1 or not (gone or any(word in message for word in _IN_VAIN)):
+            return
+        self._note_suspension()
+        if self._suspended:
+            self._end(self._was_suspended(), LOST)
+        if gone:
             self._end(self._lost(), LOST)
-        if len(self._ranks) > 1 and any(word in message for word in _IN_VAIN):
-            seconds = (LATE + 1) * self.seconds_between_signs
-            if self._rank not in LOOKOUTS:
-                self._look(0.0)
-                time.sleep(seconds)
-                self._look(seconds)
-            elif not self._late():  # the thread looks
-                time.sleep(seconds)
-            self._end(self.sentence())
+        seconds = (LATE + 1) * self.seconds_between_signs
+        if self._rank not in LOOKOUTS:
+            self._look(0.0)
+            time.sleep(seconds)
+            self._look(seconds)
+        elif not self._late():  # the thread looks
+            time.sleep(seconds)
+        self._end(self.sentence())
 
     def _run(self) -> None:
         number = 0
@@ -254,7 +254,7 @@ class Watch:
             for rank, text in zip(
                 come, self._store.multi_get([str(rank) for rank in come]), strict=True
             ):
-                sign = _SIGN.validate_python(parse_json(text))
+                sign = Sign(**parse_json(text))
                 previous = self._signs.get(rank)
                 silent = previous is not None and previous.number == sign.number
                 self._silent[rank] = self._silent[rank] + passed if silent else 0.0
@@ -330,3 +330,36 @@ def watching(
         raise
     finally:
         watch.close()
+
+
+@contextmanager
+def others_waiting(context: ParallelContext, watch: Watch) -> Iterator[None]:
+    """Make the other ranks wait before the block until rank 0 has left it (collective).
+
+    Computing the order of the samples takes time in proportion to their number, 79 s for 100
+    billion tokens (docs/data-format.md), and a collective waits for parallel.timeout_seconds at
+    most. So a thread of rank 0 tells the others that the work goes on. If rank 0 hangs, its own
+    watch ends it; if it is gone, the watches of the others notice.
+    """
+    if context.world_size == 1:
+        yield
+    elif context.is_first:
+        ended = threading.Event()
+        with ThreadPoolExecutor(1, "teller") as teller:
+            told = teller.submit(_tell, ended, context.device, watch.seconds_between_signs)
+            try:
+                yield
+            finally:
+                ended.set()
+                told.result()  # raises if another rank is gone
+    else:
+        while agree([0.0], context.device)[0] > 0:
+            watch.note_progress()
+        yield
+
+
+def _tell(ended: threading.Event, device: torch.device, every: float) -> None:
+    """Tell the other ranks every few seconds that the work goes on, and at last that it ended."""
+    while not ended.wait(every):
+        agree([1.0], device)
+    agree([0.0], device)

@@ -26,7 +26,6 @@ from pretrain.data.open import Inputs, RunData, check_inputs, open_data
 from pretrain.data.prompts import Prompts
 from pretrain.errors import UserError
 from pretrain.ranks.environment import LaunchEnvironment
-from pretrain.ranks.first_rank import others_waiting
 from pretrain.ranks.gpu_settings import record_collectives, use_arithmetic
 from pretrain.ranks.groups import (
     ParallelContext,
@@ -35,7 +34,7 @@ from pretrain.ranks.groups import (
     require_equal_on_all_ranks,
     shutdown_distributed,
 )
-from pretrain.ranks.watch import NEWEST, Watch, watching
+from pretrain.ranks.watch import NEWEST, Watch, others_waiting, watching
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.lock import PAUSE, RunLock
 from pretrain.runs.position import Position

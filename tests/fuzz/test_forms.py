@@ -41,7 +41,7 @@ from laboratory.study.sealed import Measure
 from laboratory.study.verdict import fixed_rule
 from pretrain.checkpoint.format import read_about, read_index, read_marker, read_sidecar
 from pretrain.checkpoint.writing import sidecar_of, write_snapshot
-from pretrain.doctor.report import write_head_node_report
+from pretrain.doctor.rank import write_head_node_report
 from pretrain.doctor.verdict import Problem
 from pretrain.errors import UserError
 from pretrain.export.run_exports import is_own_export

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster, require_slurm
-from tests.slurm.drills import Drills, References
-from tests.slurm.side_by_side import Started, started
+from tests.slurm.drills import Drills, References, Started, started
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,11 @@
-"""Submitting the shipped scripts with a tiny model, and checking what is left on disk."""
+"""Submitting the shipped scripts with a tiny model, and checking what is left on disk.
+
+A drill is a function of `Drills` that submits jobs, does something to them and asserts what became
+of them. Drills run side by side: they mostly wait, for Slurm's timers and for ranks that start.
+`@drill(nodes=2)` makes one a test that starts nothing itself: before the first of them, all the
+drills that this session has selected are started in a few threads, in their order; each test then
+waits for its own.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +13,10 @@ import json
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +35,10 @@ STEPS = 12
 """So short that a step never is what a drill waits for."""
 EVERY = 2
 """Steps from checkpoint to checkpoint."""
+CODE = ("pretrain", "laboratory", "megatron_patches", "data_pipeline", "ds_configs", "slurm")
+"""Folders that a job runs a copy of."""
+AT_ONCE = 5
+"""Drills in flight. Most compute nothing; each start of a training takes a core for a while."""
 
 
 def training_overrides(
@@ -141,14 +154,7 @@ class Drills:
         """Return a copy of this checkout's code, which a drill may edit."""
         copy = self.new_directory("checkout")
         own = ("__pycache__", "code", "logs", "site.sh")
-        for folder in (
-            "pretrain",
-            "laboratory",
-            "megatron_patches",
-            "data_pipeline",
-            "ds_configs",
-            "slurm",
-        ):
+        for folder in CODE:
             shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns(*own))
         return copy
 
@@ -220,3 +226,44 @@ def assert_same_run(run: Path, reference: Path) -> None:
     assert deterministic_metrics(run) == deterministic_metrics(reference)
     last = f"checkpoints/step_{STEPS:08d}"
     assert_same_checkpoint(run / last, reference / last, more_than=50)
+
+
+@dataclass(frozen=True)
+class Drill:
+    """`script` on `nodes` nodes that are its own while it runs."""
+
+    script: Callable[[Drills], None]
+    nodes: int
+
+    def run(self, drills: Drills) -> None:
+        with drills.cluster.reserve(self.nodes) as nodes:
+            self.script(replace(drills, nodes=nodes))
+
+
+Started = dict[Drill, Future[None]]
+
+
+def drill(nodes: int) -> Callable[[Callable[[Drills], None]], Callable[[Started], None]]:
+    """The test that waits for a drill and fails as it failed."""
+
+    def as_test(script: Callable[[Drills], None]) -> Callable[[Started], None]:
+        this = Drill(script, nodes)
+
+        def test(started_drills: Started) -> None:
+            started_drills[this].result()
+
+        test.__name__, test.__doc__ = script.__name__, script.__doc__
+        test.drill = this  # type: ignore[attr-defined]
+        return test
+
+    return as_test
+
+
+@contextmanager
+def started(chosen: list[Drill], drills: Drills) -> Iterator[Started]:
+    """All of them, `AT_ONCE` at a time. What has not begun at the end never begins."""
+    pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="drill")
+    try:
+        yield {one: pool.submit(one.run, drills) for one in chosen}
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -13,8 +13,7 @@ import pytest
 
 from tests.command_line import logged_steps
 from tests.ranks import ROOT
-from tests.slurm.drills import STEPS, Drills
-from tests.slurm.side_by_side import drill
+from tests.slurm.drills import STEPS, Drills, drill
 
 pytestmark = pytest.mark.timeout(1500)
 

@@ -18,8 +18,7 @@ from tests.command_line import cli
 from tests.data_pipeline.helpers import contents
 from tests.fabricated_runs import write_planned_run
 from tests.slurm.cluster import wait_until
-from tests.slurm.drills import STEPS, Drills, assert_same_run, training_overrides
-from tests.slurm.side_by_side import drill
+from tests.slurm.drills import STEPS, Drills, assert_same_run, drill, training_overrides
 
 pytestmark = pytest.mark.timeout(1500)
 

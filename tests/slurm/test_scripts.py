@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import ROOT, run_program
-from tests.slurm.drills import Drills
+from tests.slurm.drills import CODE, Drills
 
 JOBS = sorted(path.name for path in (ROOT / "slurm").glob("*.sh") if "#SBATCH" in path.read_text())
 
@@ -114,15 +114,16 @@ def test_a_segment_waits_for_a_slurmctld_that_is_away_for_ten_minutes(tmp_path: 
     assert "slurmctld does not answer (slurm_load_jobs error: Unable to contact" in done.stderr
 
 
-def test_a_segment_does_not_wait_for_what_slurmctld_refuses(tmp_path: Path) -> None:
-    refuses = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
-    done = in_shell(tmp_path, refuses, "ora_job_field JobState || echo refused")
-    assert done.stdout == "refused\n" and calls(tmp_path, "scontrol") == 1
-
-
-def test_a_missing_scontrol_is_not_waited_for(tmp_path: Path) -> None:
-    missing = "echo 'bash: scontrol: command not found' >&2; exit 127"
-    done = in_shell(tmp_path, missing, "ora_job_field JobState || echo refused")
+@pytest.mark.parametrize(
+    "scontrol",
+    [
+        "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
+        "echo 'bash: scontrol: command not found' >&2; exit 127",
+    ],
+    ids=["slurmctld", "no scontrol"],
+)
+def test_a_segment_does_not_wait_for_a_refusal(scontrol: str, tmp_path: Path) -> None:
+    done = in_shell(tmp_path, scontrol, "ora_job_field JobState || echo refused")
     assert done.stdout == "refused\n" and calls(tmp_path, "scontrol") == 1
 
 
@@ -144,6 +145,25 @@ def test_a_decision_survives_the_signal_that_is_passed_on_to_all_steps(tmp_path:
     assert in_shell(tmp_path, "", script).stdout == "requeue\n"
 
 
+def with_python(
+    tmp_path: Path, program: str, *command: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a job script without Slurm, with a program in place of Python that ends with 3."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/bash\n{program}\nexit 3\n")
+    python.chmod(0o755)
+    job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "x", "SLURM_JOB_NUM_NODES": "1"}
+    own = {"ORA_SITE": "/dev/null", "ORA_CODE": str(ROOT), "ORA_PYTHON": str(python)}
+    return subprocess.run(
+        ["bash", *command],
+        cwd=ROOT,
+        env={**os.environ, **job, **own, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
 def test_outside_a_job_the_scripts_say_so() -> None:
     done = run_program(["bash", "slurm/pretrain_small.sh"])
     assert done.returncode == 2 and "submit this script with sbatch" in done.stderr
@@ -153,21 +173,12 @@ def test_outside_a_job_the_scripts_say_so() -> None:
 def test_every_script_that_trains_reads_the_directory_of_the_runs(
     name: str, tmp_path: Path
 ) -> None:
-    """A program in place of Python writes down its arguments, and decides about nothing."""
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/bash\nprintf '%s\\n' \"$@\" >>{tmp_path}/words\nexit 3\n")
-    python.chmod(0o755)
-    job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": name, "SLURM_JOB_NUM_NODES": "1"}
-    job |= {"SLURM_ARRAY_TASK_ID": "0", "ORA_GRID": "a1_init", "ORA_NUM_TASKS": "1"}
-    own = {"ORA_SITE": "/dev/null", "ORA_CODE": str(ROOT), "ORA_PYTHON": str(python)}
-    runs = {"ORA_RUN_DIRECTORY": "/scratch/runs", "ORA_DOCTOR": "0"}
-    subprocess.run(
-        ["bash", f"slurm/{name}", "run.seed=7"],
-        cwd=ROOT,
-        env={**os.environ, **job, **own, **runs, "SLURM_JOB_NODELIST": "n1"},
-        capture_output=True,
-        timeout=120,
-    )
+    """The program writes down its arguments, and decides about nothing."""
+    program = f"printf '%s\\n' \"$@\" >>{tmp_path}/words"
+    settings = {"ORA_GRID": "a1_init", "ORA_NUM_TASKS": "1", "ORA_DOCTOR": "0"}
+    settings |= {"SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_NODELIST": "n1"}
+    runs = {"ORA_RUN_DIRECTORY": "/scratch/runs"}
+    with_python(tmp_path, program, f"slurm/{name}", "run.seed=7", **settings, **runs)
     words = (tmp_path / "words").read_text().splitlines()
     assert words.index("run.directory=/scratch/runs") < words.index("run.seed=7")
 
@@ -175,22 +186,12 @@ def test_every_script_that_trains_reads_the_directory_of_the_runs(
 def test_a_signal_while_the_site_prepares_is_kept_and_steps_get_the_whole_environment(
     tmp_path: Path,
 ) -> None:
-    """A program in place of Python says whether srun would hand the environment on."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/bash\necho given $SLURM_EXPORT_ENV >&2\nexit 3\n")
-    python.chmod(0o755)
+    """The program says whether srun would hand the environment on."""
     site = tmp_path / "site.sh"
     site.write_text("ora_environment() { kill -USR1 $$; }\n")
-    job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "x", "SLURM_JOB_NUM_NODES": "1"}
-    own = {"ORA_SITE": str(site), "ORA_CODE": str(ROOT), "ORA_PYTHON": str(python)}
-    done = subprocess.run(
-        ["bash", "slurm/pretrain_small.sh"],
-        cwd=ROOT,
-        env={**os.environ, **job, **own, "SLURM_EXPORT_ENV": "NONE"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    settings = {"ORA_SITE": str(site), "SLURM_EXPORT_ENV": "NONE"}
+    program = "echo given $SLURM_EXPORT_ENV >&2"
+    done = with_python(tmp_path, program, "slurm/pretrain_small.sh", **settings)
     assert done.returncode == 3 and "given ALL\n" in done.stderr, done.stderr
     assert "SIGUSR1: the time limit or a preemption is near" in done.stderr
 
@@ -206,15 +207,8 @@ def test_a_restart_runs_the_copy_of_its_job_and_makes_one_where_none_is(
     name: str, tmp_path: Path
 ) -> None:
     """Slurm also restarts a job whose first start never ran."""
-    for package in (
-        "pretrain",
-        "laboratory",
-        "megatron_patches",
-        "data_pipeline",
-        "ds_configs",
-        "slurm",
-    ):
-        (tmp_path / package).mkdir()
+    for folder in CODE:
+        (tmp_path / folder).mkdir()
     for path in (ROOT / "slurm").glob("*.sh"):
         shutil.copy(path, tmp_path / "slurm")
     shutil.copy(ROOT / "slurm/run.py", tmp_path / "slurm")
@@ -238,15 +232,8 @@ def test_a_restart_runs_the_copy_of_its_job_and_makes_one_where_none_is(
 def test_a_copy_of_the_code_stays_as_it_was_pinned(tmp_path: Path) -> None:
     """Of a checkout with one module, in a directory that holds another of the same name."""
     checkout = tmp_path / "checkout"
-    for name in (
-        "pretrain",
-        "laboratory",
-        "megatron_patches",
-        "data_pipeline",
-        "ds_configs",
-        "slurm/code",
-    ):
-        (checkout / name).mkdir(parents=True)
+    for folder in CODE:
+        (checkout / folder).mkdir(parents=True)
     for name in ("pin.sh", "run.py"):
         shutil.copy(ROOT / "slurm" / name, checkout / "slurm")
     (checkout / "pretrain/__init__.py").touch()

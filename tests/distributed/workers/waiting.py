@@ -16,10 +16,9 @@ from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.ranks import watch as watch_module
 from pretrain.ranks.environment import LaunchEnvironment
-from pretrain.ranks.first_rank import others_waiting
 from pretrain.ranks.groups import initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
-from pretrain.ranks.watch import end_process, watching
+from pretrain.ranks.watch import end_process, others_waiting, watching
 from pretrain.training.loop import run_steps, train_step
 from pretrain.training.open_run import open_run
 

@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from pretrain.config.load import load_config
-from pretrain.doctor.checks import Unfit, disk_facts, gpu_facts, require_gpus
-from pretrain.doctor.collectives import WrongSum, check_all_reduce
-from pretrain.doctor.request import Difference, Request
+from pretrain.doctor.checks import check_all_reduce, disk_facts, gpu_facts, require_gpus
+from pretrain.doctor.request import Request
 from pretrain.errors import UserError
 from tests.mounts import mounted
 from tests.tiny import tiny_overrides
@@ -25,7 +24,7 @@ def test_room_for_the_checkpoints(tmp_path: Path) -> None:
     sizes = {"model__num_layers": 2000, "model__hidden_size": 16384}
     overrides = tiny_overrides(tmp_path / "shards", tmp_path / "runs", "room", **sizes)
     large = load_config("demo", [*overrides, "attention.variant=vanilla"])
-    with pytest.raises(Unfit, match=r"checkpoints need 231\.9 TB \(77\.3 TB each"):
+    with pytest.raises(UserError, match=r"checkpoints need 231\.9 TB \(77\.3 TB each"):
         disk_facts(large)
 
 
@@ -49,7 +48,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         config = load_config("demo", tiny_overrides(tmp_path / "shards", disk, "full"))
         disk_facts(config)
         (disk / "other").write_bytes(bytes(3 << 20))
-        with pytest.raises(Unfit, match="free, and this run's checkpoints need"):
+        with pytest.raises(UserError, match="free, and this run's checkpoints need"):
             disk_facts(config)
         assert [path.name for path in disk.iterdir()] == ["other"]
 
@@ -57,12 +56,12 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def test_a_wrong_sum_is_seen() -> None:
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=20))
     check_all_reduce(group, 0, 1, torch.device("cpu"))
-    with pytest.raises(WrongSum, match="of 1,048,576 sums are wrong"):
+    with pytest.raises(RuntimeError, match="of 1,048,576 sums are wrong"):
         check_all_reduce(group, 3, 1, torch.device("cpu"))  # this rank puts in what is rank 3's
 
 
 def test_fewer_gpus_than_expected() -> None:
-    with pytest.raises(Unfit, match=f"torch sees {torch.cuda.device_count()} GPUs of 99"):
+    with pytest.raises(UserError, match=f"torch sees {torch.cuda.device_count()} GPUs of 99"):
         gpu_facts(0, 99)
 
 
@@ -72,14 +71,10 @@ def test_a_task_that_srun_shows_one_of_the_nodes_gpus_is_fit(
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     require_gpus(count=1, expected=8)
-    with pytest.raises(Unfit, match="torch sees 2 GPUs of 8"):
+    with pytest.raises(UserError, match="torch sees 2 GPUs of 8"):
         require_gpus(count=2, expected=8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")  # CUDA has lost seven of them
-    with pytest.raises(Unfit, match="torch sees 1 GPUs of 8"):
-        require_gpus(count=1, expected=8)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # torchrun
-    with pytest.raises(Unfit, match="torch sees 1 GPUs of 8"):
+    with pytest.raises(UserError, match="torch sees 1 GPUs of 8"):
         require_gpus(count=1, expected=8)
 
 
@@ -104,27 +99,3 @@ def test_gpus_are_expected_as_slurm_says_but_not_for_a_cpu_run(
     assert (Request("demo").expected_gpus(), Request("demo", gpus=4).expected_gpus()) == (8, 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert (Request("demo").expected_gpus(), Request("demo", gpus=4).expected_gpus()) == (None, 4)
-
-
-def test_local_ranks_are_asked_the_same() -> None:
-    """What one process was asked is what it asks its ranks."""
-    from typer.main import get_command
-
-    from pretrain.__main__ import app
-
-    asked = Request(
-        config="demo",
-        overrides=("run.seed=7", "--x=1"),
-        timeout=12.5,
-        gpus=0,
-        allow=(Difference.CLOCK, Difference.DRIVER),
-        report=Path("a b.json"),
-    )
-    command = get_command(app).commands["doctor"]  # type: ignore[attr-defined]
-    context = command.make_context("doctor", asked.arguments())
-    given = {**context.params, "overrides": tuple(context.params["overrides"])}
-    assert given.pop("local_ranks") == 0
-    # typer makes these only for the function that it calls.
-    given["allow"] = tuple(map(Difference, given["allow"]))
-    given["report"] = Path(given["report"])
-    assert Request(**given) == asked

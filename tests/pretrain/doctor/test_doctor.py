@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pretrain.doctor.verdict import BAD_NODES, SITE
+from tests.command_line import cli
 from tests.conftest import data_pipeline
 from tests.ranks import ROOT, function_on_warm_ranks, rank_environment
 from tests.tiny import tiny_overrides
@@ -151,9 +152,15 @@ def test_without_rank_0_the_head_node_is_named(tmp_path: Path) -> None:
     assert json.loads(report.read_text())["bad_nodes"] == ["gpu-07"]
 
 
-def test_what_no_other_node_would_mend_is_the_users(ranks: Preflight, tmp_path: Path) -> None:
-    ranks.run(["n1"], [tiny_overrides(tmp_path / "nowhere", tmp_path, "site")])
-    said = ranks.output(0, SITE)
-    assert ranks.report()["nodes"]["n1"]["disk"]["free"]  # what can be checked is checked
-    assert f"error: data directory {tmp_path}/nowhere does not exist" in said
-    assert (ranks.report()["exit_code"], ranks.report()["bad_nodes"]) == (SITE, [])
+def test_what_no_other_node_would_mend_is_the_users(tmp_path: Path) -> None:
+    """On ranks of one machine, which all get the same words."""
+    path = tmp_path / "report.json"
+    arguments = ["doctor", "demo", *tiny_overrides(tmp_path / "nowhere", tmp_path, "site")]
+    done = cli([*arguments, "--report", str(path), "--timeout=100", "--local-ranks=2"])
+    assert done.returncode == SITE, done.stdout + done.stderr
+    assert f"error: data directory {tmp_path}/nowhere does not exist" in done.stderr
+    report = json.loads(path.read_text())
+    assert (report["exit_code"], report["bad_nodes"]) == (SITE, [])
+    ((node, facts),) = report["nodes"].items()
+    assert node == socket.gethostname() and facts["ranks"] == [0, 1]
+    assert facts["disk"]["free"]  # what can be checked is checked

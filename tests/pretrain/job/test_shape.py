@@ -27,15 +27,11 @@ def test_a_path_that_slurm_would_read_otherwise_is_refused(override: str) -> Non
     ("given", "batches", "used"),
     [
         ((2, 8), (512, 8, 1), (2, 8)),
-        ((1, 8), (512, 8, 1), (1, 8)),
         ((3, 8), (512, 8, 1), (2, 8)),  # 24 do not divide 64; 16 on two whole nodes, not on three
         # Fewer ranks on each node: 15 of 60, where two nodes have 12.
         ((3, 8), (480, 8, 1), (3, 5)),
         ((7, 8), (512, 8, 1), (4, 8)),
-        ((1, 6), (8, 2, 1), (1, 4)),
-        ((5, 1), (8, 2, 1), (4, 1)),
         ((3, 8), (512, 8, 8), (2, 8)),  # three copies of the model do not divide 64
-        ((3, 8), (480, 8, 8), (3, 8)),
         ((1, 7), (8, 2, 2), (1, 4)),
         ((3, 6), (8, 2, 4), (2, 4)),  # 16 ranks are not the same number on each of three nodes
         ((2, 3), (8, 2, 4), (2, 2)),  # one copy over two nodes, since none has four ranks

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -30,15 +29,6 @@ sys.exit(launch_local_ranks(sys.argv[2:], int(sys.argv[1])))
 """
 
 
-@pytest.fixture(autouse=True)
-def same_signal_handlers_afterwards() -> Iterator[None]:
-    numbers = (*CONTINUE_LATER, *STOP)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
 def program(directory: Path, text: str) -> list[str]:
     """The command of ranks that run `text`, which has `directory`, `rank` and the usual modules."""
     path = directory / "rank.py"
@@ -50,7 +40,7 @@ def program(directory: Path, text: str) -> list[str]:
     return [sys.executable, str(path)]
 
 
-def wait_for(*paths: Path, timeout: float = 30) -> None:
+def wait_for(*paths: Path, timeout: float = 120) -> None:
     deadline = time.monotonic() + timeout
     while not all(path.exists() for path in paths):
         assert time.monotonic() < deadline, [path for path in paths if not path.exists()]
@@ -131,13 +121,6 @@ def test_ranks_that_fail_alike_end_by_themselves_and_at_once(tmp_path: Path) -> 
     assert time.monotonic() - started < 10
 
 
-def test_a_rank_that_dies_of_a_signal_gives_128_plus_its_number(tmp_path: Path) -> None:
-    assert (
-        launch_local_ranks(program(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)"), 1)
-        == 128 + signal.SIGKILL
-    )
-
-
 def test_the_rank_that_a_signal_ended_is_named_whoever_else_fails_for_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,7 +165,7 @@ while "SIGTERM" not in seen:
             os.killpg(launcher.pid, signal.SIGINT)
             wait_for(tmp_path / "SIGINT-0", tmp_path / "SIGINT-1")
             launcher.send_signal(signal.SIGTERM)
-            assert launcher.wait(timeout=30) == 0
+            assert launcher.wait(timeout=120) == 0
         finally:
             launcher.kill()  # else a failed wait would wait for it for ever
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [
