@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,25 +18,6 @@ class DataError(ValueError):
 
 class NoTextColumn(DataError):
     """Refusal of a table without a column that may hold the text."""
-
-
-@contextlib.contextmanager
-def needs_extra(what: str, extra: str) -> Iterator[None]:
-    """Turn a failed import into the DataError that `what` needs the extra.
-
-    Args:
-        what: Option or file that needs the package.
-        extra: Extra of this distribution that installs the package.
-
-    Raises:
-        DataError: If the import fails.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise DataError(
-            f"{what} needs a package that is not installed ({error}); {how_to_install(extra)}"
-        ) from error
 
 
 def how_to_install(extra: str) -> str:

@@ -244,9 +244,10 @@ class Draft:
 
 
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a small file as `replace_file` does, but raise DataError on failure."""
+    """Write a small file, unless it has this content, as `replace_file`; DataError on failure."""
     with refusing(f"write {path}"):
-        replace_file(path, content, durable)
+        if not path.is_file() or path.read_bytes() != content:
+            replace_file(path, content, durable)
 
 
 def replace_file(path: Path, content: bytes, durable: bool = True) -> None:

@@ -157,8 +157,10 @@ class Blend:
         return sum(part.manifest.tokens("train", part.source) for part in self.parts)
 
     def unigram_perplexity(self) -> float:
-        """Return the held-out perplexity of the training tokens' frequencies.
+        """Return the held-out perplexity of the training tokens' frequencies, add-one smoothed.
 
+        A model that knows only how frequent each token is reaches this value; a language model must
+        be well below it.
         Training tokens count in the blend's proportions, held-out tokens as in a validation.
 
         Raises:
@@ -168,8 +170,16 @@ class Blend:
         held_out = [
             _token_counts(part.manifest, part.shards("validation"), limit) for part in self.parts
         ]
-        where = ", ".join(str(manifest.directory) for manifest in self.manifests)
-        return _unigram_perplexity(self.train_counts(), np.sum(held_out, axis=0), where)
+        expected = np.sum(held_out, axis=0)
+        if not expected.sum():
+            raise DataError(
+                f"{', '.join(str(manifest.directory) for manifest in self.manifests)} has no "
+                "held-out tokens; tokenise with --validation-fraction above 0, a larger one where "
+                "there are few documents"
+            )
+        train = self.train_counts()
+        log_probability = np.log((train + 1) / (train.sum() + len(train)))
+        return math.exp(-float(expected @ log_probability) / float(expected.sum()))
 
     def train_counts(self) -> np.ndarray:
         """Count each id in training text, in the blend's proportions: [vocab_size]."""
@@ -349,21 +359,6 @@ def _sources(manifest: Manifest) -> dict[str, Any]:
             "sha256": hashlib.sha256(content.encode()).hexdigest(),
         }
     return described
-
-
-def _unigram_perplexity(train: np.ndarray, held_out: Int64Array, where: str) -> float:
-    """Return the perplexity of frequencies with add-one smoothing.
-
-    A model that knows only how frequent each token is reaches this value; a language model must be
-    well below it. `train` and `held_out` are [vocab_size], occurrences of each id.
-    """
-    if not held_out.sum():
-        raise DataError(
-            f"{where} has no held-out tokens; tokenise with --validation-fraction above 0, a "
-            "larger one where there are few documents"
-        )
-    log_probability = np.log((train + 1) / (train.sum() + len(train)))
-    return math.exp(-float(held_out @ log_probability) / float(held_out.sum()))
 
 
 def _token_counts(manifest: Manifest, shards: Sequence[Shard], max_tokens: int) -> Int64Array:

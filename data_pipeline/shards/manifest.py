@@ -226,10 +226,7 @@ def write_manifest(manifest: Manifest) -> None:
     )
     value["totals"] = totals(manifest.shards)
     value["fingerprint"] = manifest.fingerprint
-    path = manifest.directory / MANIFEST_NAME
-    content = to_checked_json(value)
-    if not path.exists() or path.read_bytes() != content:
-        write_atomically(path, content)
+    write_atomically(manifest.directory / MANIFEST_NAME, to_checked_json(value))
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -311,21 +308,12 @@ def expected_files(manifest: Manifest, hash_everything: bool = False) -> list[Fi
     hash_bin = hash_everything or sum(shard.bin_bytes for shard in manifest.shards) < SMALL_BYTES
     files: list[FileState] = [(manifest.tokenizer_path, None, manifest.tokenizer.sha256)]
     for shard in manifest.shards:
-        files += shard_files(manifest.prefix(shard), shard, hash_bin)
+        prefix = manifest.prefix(shard)
+        files += [
+            (Path(f"{prefix}.idx"), shard.idx_bytes, shard.idx_sha256),
+            (Path(f"{prefix}.bin"), shard.bin_bytes, shard.bin_sha256 if hash_bin else None),
+        ]
     return files
-
-
-def shard_files(prefix: Path, shard: Shard, hash_bin: bool) -> list[FileState]:
-    """Return the states of PREFIX.idx and PREFIX.bin.
-
-    Args:
-        prefix: Path of the shard's files without ending.
-        hash_bin: Whether to state the hash of the .bin file.
-    """
-    return [
-        (Path(f"{prefix}.idx"), shard.idx_bytes, shard.idx_sha256),
-        (Path(f"{prefix}.bin"), shard.bin_bytes, shard.bin_sha256 if hash_bin else None),
-    ]
 
 
 def file_problem(path: Path, size: int | None, digest: str | None) -> str | None:
@@ -348,9 +336,8 @@ def file_problem(path: Path, size: int | None, digest: str | None) -> str | None
     return None
 
 
-def rejects_intact(manifest: Manifest) -> bool:
-    """Return whether rejects.jsonl is as it was written."""
-    path = manifest.directory / REJECTS_NAME
-    if not manifest.rejects_sha256:
+def rejects_intact(path: Path, digest: str) -> bool:
+    """Return whether a file of rejects has this SHA-256; with an empty one, whether none exists."""
+    if not digest:
         return not path.exists()
-    return path.is_file() and sha256_file(path) == manifest.rejects_sha256
+    return path.is_file() and sha256_file(path) == digest

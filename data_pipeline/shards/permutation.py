@@ -185,8 +185,7 @@ def _store(
         for name, piece in pieces:
             # np.save would hide the reason of an error.
             streams[name].write(piece.astype(layout[name][0], copy=False).data)
-    stated = [{"name": p.name, "size": p.stat().st_size, "crc32": _crc32(p)} for p in paths]
-    write_atomically(note, to_checked_json({"files": stated}))
+    write_atomically(note, to_checked_json({"files": _states(paths)}))
     return [_map(path) for path in paths]
 
 
@@ -194,10 +193,13 @@ def _load(paths: list[Path], note: Path) -> list[IndexArray] | None:
     """Map the files; return None if one is missing or differs from the note."""
     try:
         stated = read_checked_json(note, "delete it").get("files") if note.is_file() else []
-        actual = [{"name": p.name, "size": p.stat().st_size, "crc32": _crc32(p)} for p in paths]
-        return [_map(path) for path in paths] if stated == actual else None
+        return [_map(path) for path in paths] if stated == _states(paths) else None
     except (FileNotFoundError, ValueError):  # a damaged note is a DataError, so a ValueError
         return None
+
+
+def _states(paths: list[Path]) -> list[dict[str, Any]]:
+    return [{"name": p.name, "size": p.stat().st_size, "crc32": _crc32(p)} for p in paths]
 
 
 def _map(path: Path) -> IndexArray:

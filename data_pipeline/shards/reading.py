@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import struct
 import sys
 import threading
@@ -20,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.shards.manifest import Manifest, Shard
+from data_pipeline.io.files import refusing
+from data_pipeline.shards.manifest import Manifest, Shard, file_problem, verify_advice
 from data_pipeline.shards.mapping import FileMap
 from data_pipeline.shards.writing import read_lengths
 
@@ -156,17 +156,9 @@ class ShardPool:
 
     def _map(self, shard: Shard) -> FileMap:
         path = Path(f"{self._manifest.prefix(shard)}.bin")
-        check = f"`python -m data_pipeline verify {shlex.quote(str(self._manifest.directory))}`"
-        try:
+        if problem := file_problem(path, shard.bin_bytes, None):
+            raise DataError(f"{problem}; {verify_advice(self._manifest.directory)}")
+        with refusing(f"open {path}"):
             opened = FileMap(path)
-        except OSError as error:
-            raise DataError(
-                f"cannot open {path}: {error.strerror or error}; {check} says what is damaged"
-            ) from error
-        if len(opened.content) != shard.bin_bytes:
-            raise DataError(
-                f"{path} has {len(opened.content):,} bytes where the manifest says "
-                f"{shard.bin_bytes:,}; {check} says what to do"
-            )
         opened.expect_random_access()
         return opened

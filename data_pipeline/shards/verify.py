@@ -46,8 +46,9 @@ def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str
     present_files = [*manifest.directory.glob("*.bin"), *manifest.directory.glob("*.idx")]
     unknown = set(present_files) - {path for path, _, _ in files}
     problems += [f"{path} is not in the manifest" for path in sorted(unknown)]
-    if not rejects_intact(manifest):
-        problems.append(f"{manifest.directory / REJECTS_NAME} is not as the manifest says")
+    rejects = manifest.directory / REJECTS_NAME
+    if not rejects_intact(rejects, manifest.rejects_sha256):
+        problems.append(f"{rejects} is not as the manifest says")
     if problems:
         # Changed files are not opened: reading past the end of a cut memory map would kill the
         # process.

@@ -37,12 +37,6 @@ class HashedStream(io.RawIOBase):
         self._hashed = 0
         self._digest = hashlib.sha256()
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def tell(self) -> int:
         return self._raw.tell()
 

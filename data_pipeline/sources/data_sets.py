@@ -290,7 +290,8 @@ def _open_on_hub(name: str) -> DataSet:
 
     with refusing(address, repository, revision):
         waits = () if offline else FIRST_WAITS
-        commit, config, splits = repeat(request, address, _say, waits=waits)
+        note = functools.partial(print, file=sys.stderr)
+        commit, config, splits = repeat(request, address, note, waits=waits)
     advice = f"give {_HUB}:{repository}:{config}:SPLIT"
     split = _choose_split(address, [*splits], split, advice)
     pinned = f"{_HUB}:{repository}:{config}:{split}" + (f"@{commit}" if commit else "")
@@ -348,7 +349,3 @@ def _batches_of_texts(texts: Iterable[Any], column: str) -> Iterator[Any]:
     rows = iter(texts)
     while batch := [*islice(rows, _BATCH_ROWS)]:
         yield pyarrow.record_batch({column: batch})
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -13,7 +13,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from data_pipeline.errors import DataError, NoTextColumn
@@ -165,7 +165,7 @@ class Inputs:
         """Return the directory of the files, or the place of the data set."""
         if self.data_set is not None:
             return self.data_set.address
-        return str(self.files[0].path)[: -len(self.files[0].name)]
+        return str(Path(str(self.files[0].path)[: -len(self.files[0].name)]))
 
 
 def find_inputs(inputs: Sequence[str | Path], keys: RecordKeys | None = None) -> Inputs:
@@ -259,21 +259,6 @@ def describe(passed_over: Iterable[PassedOver], at_most: int = 5) -> list[str]:
     return lines
 
 
-def _why_not(name: str, size: int) -> str | None:
-    """Return why a file or object of this name is not read; None if it is."""
-    if PurePosixPath(name).name == UNFINISHED_NAME:
-        return "its download has not ended; run the same download command again"
-    if format_of(name) is None:
-        return foreign_name(name) or "unknown ending"
-    return "empty" if size == 0 else None
-
-
-def _unknown(name: str) -> str:
-    """Describe a name of an unknown ending, as a clause after the input."""
-    foreign = foreign_name(name)
-    return f"is {foreign}" if foreign else f"has an unknown ending; known are {KNOWN_ENDINGS}"
-
-
 def _is_companion(name: str, directory: bool = False) -> bool:
     return name.startswith(".") or (not directory and _COMPANIONS.fullmatch(name) is not None)
 
@@ -294,7 +279,9 @@ def _find_local(inputs: list[Path]) -> tuple[list[InputFile], list[PassedOver]]:
         if reason in ("broken link", "not a directory"):
             raise DataError(f"input {entry} does not exist; give a file or a directory of files")
         if reason is not None and format_of(entry.name) is None:
-            raise DataError(f"input {entry} {_unknown(entry.name)}")
+            foreign = foreign_name(entry.name)
+            unknown = f"has an unknown ending; known are {KNOWN_ENDINGS}"
+            raise DataError(f"input {entry} {f'is {foreign}' if foreign else unknown}")
         if reason is not None:
             passed_over.append(PassedOver(str(entry), reason))
         else:
@@ -364,9 +351,14 @@ def _why_not_file(path: Path) -> str | None:
     if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         return kinds.get(stat.S_IFMT(status.st_mode), "a device")
-    reason = _why_not(path.name, status.st_size)
-    if reason is None and path.suffix.lower() == ".json":
+    if path.name == UNFINISHED_NAME:
+        return "its download has not ended; run the same download command again"
+    if format_of(path.name) is None:
+        return foreign_name(path.name) or "unknown ending"
+    if status.st_size == 0:
+        return "empty"
+    if path.suffix.lower() == ".json":
         with contextlib.suppress(OSError), open(path, "rb") as stream:
             if is_whole_json(stream.readline(_JSON_BYTES), stream.readline(_JSON_BYTES)):
                 return JSON_AS_A_WHOLE
-    return reason
+    return None

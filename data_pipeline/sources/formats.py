@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -49,22 +50,14 @@ def _begin_zstd() -> Any:
     return zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj()
 
 
-def _begin_gzip() -> Any:
-    return zlib.decompressobj(zlib.MAX_WBITS | 16)
-
-
-def _begin_xz() -> Any:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ)
-
-
 _ZSTD = Packing(_begin_zstd, zstandard.ZstdError, b"\x28\xb5\x2f\xfd")
 _PACKINGS = {
     ".zst": _ZSTD,
     ".zstd": _ZSTD,
-    ".gz": Packing(_begin_gzip, zlib.error),
-    ".xz": Packing(_begin_xz, lzma.LZMAError),
+    ".gz": Packing(partial(zlib.decompressobj, zlib.MAX_WBITS | 16), zlib.error),
+    ".xz": Packing(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), lzma.LZMAError),
 }
-_PACKED = {
+_KINDS = {
     ".jsonl": "lines",
     ".ndjson": "lines",
     ".json": "lines",
@@ -73,26 +66,15 @@ _PACKED = {
 }
 FORMATS = MappingProxyType(
     {
-        ".jsonl": Format("lines"),
-        ".ndjson": Format("lines"),
-        ".json": Format("lines"),
-        ".parquet": Format("parquet"),
-        ".txt": Format("text"),
-        ".md": Format("text"),
-    }
-    | {
         f"{ending}{packed}": Format(kind, packing)
-        for ending, kind in _PACKED.items()
-        for packed, packing in _PACKINGS.items()
+        for ending, kind in _KINDS.items()
+        for packed, packing in {"": None, **_PACKINGS}.items()
     }
+    | {".parquet": Format("parquet")}
 )
 KNOWN_ENDINGS = ".jsonl, .ndjson, .json, .txt, .md (each also .zst, .zstd, .gz, .xz) or .parquet"
 # Tables, which the package `datasets` reads.
-TABLE_NAMES = (
-    ".csv",
-    ".tsv",
-    *(f"{kind}{packed}" for kind in (".csv", ".tsv") for packed in _PACKINGS),
-)
+TABLE_NAMES = tuple(f"{kind}{packed}" for kind in (".csv", ".tsv") for packed in ("", *_PACKINGS))
 _TABLE = "a table; give csv:FILE, and --text-key for the column of the text"
 _TAR = "a tar archive; unpack it first, or give webdataset:FILE if it is one"
 _TAR_MAGIC = (257, b"ustar")
@@ -113,8 +95,10 @@ _FOREIGN = (
     (".htm", b"", "HTML, not text; convert it: pandoc FILE.htm -t plain -o FILE.txt"),
     (".xlsx", b"", "a spreadsheet; save it as .csv with a header"),
     (".zip", b"PK\x03\x04", "a ZIP archive (a .docx and an .epub is one too); unpack it first"),
-    *((ending, b"", _TAR) for ending in (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.xz")),
-    (".tar.bz2", b"", _TAR),
+    *(
+        (ending, b"", _TAR)
+        for ending in (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.xz", ".tar.bz2")
+    ),
     *((ending, b"", _TABLE) for ending in TABLE_NAMES),
     (".arrow", b"ARROW1\0\0", "an Arrow file; give arrow:FILE, or the directory of save_to_disk"),
     (".gz", b"\x1f\x8b", "packed by gzip; name it by what is inside, as .txt.gz or .jsonl.gz"),

@@ -215,7 +215,8 @@ def download(
     if previous is not None:
         result = _extended(previous, result, directory)
     # Written before the first file, so that a rerun continues with this commit.
-    _write_download(directory / UNFINISHED_NAME, result)
+    content = to_json(asdict(result))
+    write_atomically(directory / UNFINISHED_NAME, content)
     for file in result.files:  # a file that is not what the hub lists is fetched anew
         if _problem(directory / file.name, file):
             (directory / file.name).unlink(missing_ok=True)
@@ -231,7 +232,7 @@ def download(
             raise DataError(
                 f"{problem} in the listing of {repository}; it was removed, download again"
             )
-    _write_download(directory / DOWNLOAD_NAME, result)
+    write_atomically(directory / DOWNLOAD_NAME, content)
     (directory / UNFINISHED_NAME).unlink(missing_ok=True)
     return result
 
@@ -361,12 +362,6 @@ def passes(error: Exception) -> bool:
     # hf_xet, which fetches large files, knows no other error than RuntimeError.
     transient_errors = (errors.HTTPError, ConnectionError, TimeoutError, RuntimeError)
     return any(isinstance(cause, transient_errors) for cause in causes)
-
-
-def _write_download(path: Path, download: Download) -> None:
-    content = to_json(asdict(download))
-    if not path.exists() or path.read_bytes() != content:
-        write_atomically(path, content)
 
 
 def _extended(old: Download, new: Download, directory: Path) -> Download:

@@ -62,11 +62,6 @@ class Encoded:
         lengths = np.array([len(document) + 1 for document in documents], dtype=np.int32)
         return cls(np.concatenate([end[:0], *ids]), lengths)
 
-    def document(self, number: int) -> npt.NDArray[np.int32]:
-        """Return a document without its end, as a view of `ids`."""
-        start = int(self.lengths[:number].sum(dtype=np.int64))
-        return self.ids[start : start + int(self.lengths[number]) - 1]
-
     def documents(self) -> list[npt.NDArray[np.int32]]:
         """Return every document without its end, as views of `ids`."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
@@ -152,22 +147,18 @@ class Encoder:
         self.reference = reference
         self.fast = fast
 
-    def quick(self, texts: list[bytes]) -> list[bool]:
-        """Return for every text (UTF-8) whether the fast program encodes it."""
-        if self.fast is None:
-            return [False] * len(texts)
-        return [self.fast.takes(text) for text in texts]
-
-    def encode(self, texts: list[bytes], eod_id: int, quick: list[bool] | None = None) -> Encoded:
+    def encode(self, texts: list[bytes], eod_id: int) -> tuple[Encoded, list[bool]]:
         """Encode texts (UTF-8).
 
         Args:
             eod_id: Id that ends each text.
-            quick: Result of `self.quick(texts)`; None computes it.
+
+        Returns:
+            The ids, and for every text whether the fast program encoded it.
         """
-        quick = self.quick(texts) if quick is None else quick
+        quick = [self.fast is not None and self.fast.takes(text) for text in texts]
         if self.fast is not None and all(quick):
-            return self.fast.encode(texts, eod_id)
+            return self.fast.encode(texts, eod_id), quick
         slow_texts = [
             text.decode() for text, is_quick in zip(texts, quick, strict=True) if not is_quick
         ]
@@ -176,9 +167,8 @@ class Encoder:
         if self.fast is not None:
             quick_texts = [text for text, is_quick in zip(texts, quick, strict=True) if is_quick]
             by_fast = iter(self.fast.encode(quick_texts, eod_id).documents())
-        return Encoded.of(
-            [next(by_fast if is_quick else by_reference) for is_quick in quick], eod_id
-        )
+        ids = [next(by_fast if is_quick else by_reference) for is_quick in quick]
+        return Encoded.of(ids, eod_id), quick
 
 
 def open_encoder(path: Path, name: str = "auto") -> Encoder:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from sentencepiece import sentencepiece_model_pb2
 from typing_extensions import TypedDict
 
-from data_pipeline.errors import DataError, needs_extra
+from data_pipeline.errors import DataError, how_to_install
 from data_pipeline.io.files import read_form, read_regular, refusing, sha256_file
 from data_pipeline.tokenizer.identity import HUGGING_FACE, IdArray, TokenizerIdentity
 
@@ -243,13 +243,18 @@ def number_of_ids(path: Path) -> int:
 
 def _load_huggingface(path: Path) -> tuple[Any, str]:
     """Return the tokenizer and the version of the package."""
-    with needs_extra(str(path), "tokenizers"):
-        import tokenizers
     try:
+        import tokenizers
+
         with refusing(f"read tokenizer {path}"):
             tokenizer = tokenizers.Tokenizer.from_str(read_regular(path).decode())
     except DataError:
         raise
+    except ImportError as error:
+        raise DataError(
+            f"{path} needs a package that is not installed ({error}); "
+            f"{how_to_install('tokenizers')}"
+        ) from error
     except Exception as error:  # the package raises nothing more special
         raise DataError(f"{path} is not a Hugging Face tokenizer.json: {error}") from error
     tokenizer.no_truncation()

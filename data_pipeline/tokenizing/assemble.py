@@ -33,13 +33,14 @@ from data_pipeline.shards.manifest import (
     InputRecord,
     Manifest,
     Shard,
+    rejects_intact,
     write_manifest,
 )
 from data_pipeline.shards.writing import ShardWriter, dtype_for, index_size, shard_name
 from data_pipeline.tokenizing.encode_unit import sum_counts
 from data_pipeline.tokenizing.plan import UNITS_NAME, TokenizeOptions, Unit, read_plan
 from data_pipeline.tokenizing.unit_files import UnitGroup, copy_group, unit_groups
-from data_pipeline.tokenizing.work_unit import Record, Report, has_rejects
+from data_pipeline.tokenizing.work_unit import Record, Report
 
 _Groups = dict[tuple[str, str], UnitGroup]
 
@@ -207,7 +208,7 @@ def _make_shard(plan: ShardPlan, directory: Path, dtype: str, report: Report) ->
 def _write_rejects(path: Path, pairs: list[tuple[Unit, Record]]) -> str:
     """Join the units' rejects; return their SHA-256, empty without rejects."""
     for unit, record in pairs:
-        if not has_rejects(unit, record):
+        if not rejects_intact(unit.rejects_path, record["rejects_sha256"]):
             raise DataError(
                 f"{unit.rejects_path} is missing or damaged; delete {unit.record_path.name} "
                 f"beside it and run the same tokenize command again"

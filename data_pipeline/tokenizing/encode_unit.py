@@ -256,15 +256,14 @@ class UnitEncoder:
             DataError: If the two programs differ, a document would lose text (unless losses are
                 allowed), or an end-of-document id would cut a document in two.
         """
-        quick = self._encoder.quick(texts)
-        encoded = self._encoder.encode(texts, self._eod_id, quick)
+        encoded, quick = self._encoder.encode(texts, self._eod_id)
         self._documents[self._encoder.reference.label] += len(batch) - sum(quick)
         if (fast := self._encoder.fast) is not None:
             self._documents[fast.label] += sum(quick)
         for number, (document, was_quick) in enumerate(zip(batch, quick, strict=True)):
             new = document.source not in self._sources
             if was_quick and (new or self._seen % _COMPARED_ONE_IN == 0):
-                self._compare(document, encoded.document(number))
+                self._compare(document, encoded.documents()[number])
             self._seen += 1
         self._check_losses(batch, encoded)
         return encoded
@@ -285,7 +284,7 @@ class UnitEncoder:
         self._sources.add(document.source)
         text = document.text[:_COMPARED_CHARACTERS]
         if len(text) < len(document.text):
-            ids = fast.encode([text.encode()], self._eod_id).document(0)
+            ids = fast.encode([text.encode()], self._eod_id).documents()[0]
         self._compared += 1
         if not np.array_equal(ids, reference.encode([text])[0]):
             raise DataError(

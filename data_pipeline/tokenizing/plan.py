@@ -23,7 +23,6 @@ from data_pipeline.io.files import (
     as_json,
     read_checked_json,
     read_json,
-    sha256_file,
     to_checked_json,
     write_atomically,
 )
@@ -271,14 +270,8 @@ def begin(
         )
     else:
         write_atomically(path, to_checked_json(plan))
-    copy = directory / tokenizer.stored_as
-    if not copy.exists() or sha256_file(copy) != tokenizer.sha256:
-        write_atomically(copy, model.read_bytes())
-    root = str(Path(inputs.root)) if data_set is None else inputs.root
-    location = to_checked_json({"inputs": root})
-    location_path = directory / LOCATION_NAME
-    if not location_path.exists() or location_path.read_bytes() != location:
-        write_atomically(location_path, location)
+    write_atomically(directory / tokenizer.stored_as, model.read_bytes())
+    write_atomically(directory / LOCATION_NAME, to_checked_json({"inputs": inputs.root}))
 
 
 def at_planned_revision(inputs: list[str], directory: Path) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import TEMPORARY_SUFFIX, is_abandoned
 from data_pipeline.io.lease import BusyError, Lease, held
-from data_pipeline.io.pool import Progress, run_tasks
+from data_pipeline.io.pool import run_tasks
 from data_pipeline.shards.manifest import (
     MANIFEST_NAME,
     REJECTS_NAME,
@@ -50,7 +50,6 @@ from data_pipeline.tokenizing.work_unit import (
     UnitJob,
     UnitWorker,
     has_data,
-    has_rejects,
     read_record,
 )
 
@@ -138,23 +137,26 @@ def tokenize_data(
                 f"workers {workers}: the data set cannot be sent to other processes ({error}); "
                 f"give workers=1, or save it with save_to_disk"
             ) from error
-    run = Run(inputs, tokenizer, directory, options, workers=workers, report=_silent, limits=limits)
+    run = Run(
+        inputs,
+        tokenizer,
+        directory,
+        options,
+        workers=workers,
+        report=lambda progress: None,
+        limits=limits,
+    )
     run.make()
     return run.finish()
-
-
-def _silent(progress: Progress) -> None:
-    """Show no progress."""
 
 
 def _finished(directory: Path) -> Manifest:
     """Return the manifest of a finished directory after checking its files and cleaning up."""
     manifest = read_manifest(directory)
     check_shards(manifest)
-    if not rejects_intact(manifest):
-        raise DataError(
-            f"{directory / REJECTS_NAME} is not as the manifest says; {verify_advice(directory)}"
-        )
+    rejects = directory / REJECTS_NAME
+    if not rejects_intact(rejects, manifest.rejects_sha256):
+        raise DataError(f"{rejects} is not as the manifest says; {verify_advice(directory)}")
     if (directory / UNITS_NAME).exists():  # a run was killed right after its manifest
         with (
             contextlib.suppress(BusyError, FileNotFoundError),
@@ -292,8 +294,8 @@ def _job(unit: Unit, record: Record | None) -> UnitJob:
     """Return the order to make a unit, or only to check the inputs of a complete one."""
     if record is None:
         return UnitJob(unit)
-    complete = has_rejects(unit, record) and has_data(unit, record)
-    return UnitJob(unit, record["inputs"], make=not complete)
+    rejects = rejects_intact(unit.rejects_path, record["rejects_sha256"])
+    return UnitJob(unit, record["inputs"], make=not (rejects and has_data(unit, record)))
 
 
 def _rejects_recorded(path: Path) -> DataError:

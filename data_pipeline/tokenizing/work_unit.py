@@ -20,7 +20,6 @@ from data_pipeline.errors import DataError
 from data_pipeline.io.files import (
     as_json,
     read_checked_json,
-    sha256_file,
     to_checked_json,
     write_atomically,
 )
@@ -158,15 +157,6 @@ def has_data(unit: Unit, record: Record) -> bool:
     path = unit.data_path
     size = data_size(record, dtype_for(unit.tokenizer.vocab_size))
     return path.is_file() and path.stat().st_size == size
-
-
-def has_rejects(unit: Unit, record: Record) -> bool:
-    """Return whether the unit's file of rejects is as its record says."""
-    path = unit.rejects_path
-    digest = record["rejects_sha256"]
-    if not digest:
-        return not path.exists()
-    return path.is_file() and sha256_file(path) == digest
 
 
 def _check_inputs(unit: Unit, known: list[Record]) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.shards.manifest import FORMAT_VERSION, Manifest, Shard
+from data_pipeline.shards.manifest import Manifest, Shard
 from data_pipeline.shards.writing import ShardWriter, shard_name
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
-from data_pipeline.tokenizer.identity import TokenizerIdentity
 from data_pipeline.tokenizer.train import TrainerSettings, train_tokenizer
 from tests.conftest import shared_directory
 from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop, write_documents
+from tests.data_pipeline.shards.synthetic import manifest_of
 
 
 @pytest.fixture(scope="session")
@@ -69,19 +69,6 @@ def make_manifest(tmp_path: Path) -> MakeManifest:
             }
             parts = {"text_bytes": 0, "units": (unit,), "unit_documents": (len(documents),)}
             shards.append(Shard(**identity, **parts, **writer.finish()))
-        ids = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1, "eod_id": 2}
-        what = {"file": "x.model", "sha256": "0" * 64, "model_type": "unigram"}
-        tokenizer = TokenizerIdentity(vocab_size=60_000, **what, **ids)
-        return Manifest(
-            directory=directory,
-            format_version=FORMAT_VERSION,
-            name="hand",
-            tokenizer=tokenizer,
-            dtype="uint16",
-            options={},
-            inputs=(),
-            shards=tuple(shards),
-            rejects={},
-        )
+        return manifest_of(directory, shards, vocab_size=60_000)
 
     return make

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +126,34 @@ def run(*arguments: str | Path) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
-def run_apart(*arguments: str | Path, environment: dict[str, str] | None = None) -> Outcome:
-    """The same in a process of its own, for settings that a process reads once."""
-    command = [sys.executable, "-m", "data_pipeline", *map(str, arguments)]
-    variables = os.environ | (environment or {})
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, timeout=120
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+@contextmanager
+def apart(**variables: str) -> Iterator[Callable[..., Outcome]]:
+    """`run` in another process, for variables that a library reads once, as it is imported.
+
+    One process for all commands: importing `datasets` takes longer than most of them.
+    """
+    program = "from tests.data_pipeline.helpers import answer_commands; answer_commands()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        env=os.environ | {"USE_TORCH": "0"} | variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+
+        def ask(*arguments: str | Path) -> Outcome:
+            assert process.stdin is not None and process.stdout is not None
+            print(json.dumps([*map(str, arguments)]), file=process.stdin, flush=True)
+            return Outcome(*json.loads(process.stdout.readline()))
+
+        yield ask
+
+
+def answer_commands() -> None:
+    """Do what each line of standard input says, and answer with its outcome."""
+    for line in sys.stdin:
+        print(json.dumps(astuple(run(*json.loads(line)))), flush=True)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

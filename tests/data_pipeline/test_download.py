@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx2
@@ -20,7 +21,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.sources.hub import SOURCES, RemoteFile, Wanted, passes, repeat
 from tests.data_pipeline.helpers import REPOSITORY as REPOSITORY_ROOT
-from tests.data_pipeline.helpers import Outcome, Workshop, run, run_apart, wait_until
+from tests.data_pipeline.helpers import Outcome, Workshop, apart, run, wait_until
 from tests.data_pipeline.sources.hub_server import COMMIT, REPOSITORY, Hub, serve
 
 FINEWEB = "sample/10BT/000_00000.parquet"
@@ -47,20 +48,34 @@ def corpus() -> dict[str, bytes]:
     return files
 
 
+Download = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[Hub, Download]]:
+    """A hub, and `download` of its repository on a machine that knows no other hub."""
+    with serve({}) as hub, client(HF_ENDPOINT=hub.address) as command:
+        yield (
+            hub,
+            lambda *more, source="slimpajama": command(
+                "download", source, "--hub-id", REPOSITORY, *more
+            ),
+        )
+
+
+def client(**variables: str) -> AbstractContextManager[Download]:
+    return apart(HF_HUB_DISABLE_TELEMETRY="1", HF_HOME="/nonexistent", **variables)
+
+
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    with serve(corpus()) as made:
-        yield made
+def hub(server: tuple[Hub, Download]) -> Hub:
+    vars(server[0]).update(vars(Hub(corpus(), address=server[0].address)))
+    return server[0]
 
 
-def download(hub: Hub, *arguments: str | Path, source: str = "slimpajama") -> Outcome:
-    environment = {
-        "HF_ENDPOINT": hub.address,
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HOME": "/nonexistent",
-    }
-    command = ("download", source, "--hub-id", REPOSITORY, *arguments)
-    return run_apart(*command, environment=environment)
+@pytest.fixture
+def download(server: tuple[Hub, Download]) -> Download:
+    return server[1]
 
 
 def data_of(directory: Path) -> dict[str, bytes]:
@@ -72,9 +87,11 @@ def data_of(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.distributed
-def test_the_files_the_commit_and_again(hub: Hub, tmp_path: Path) -> None:
+def test_the_files_the_commit_and_again(
+    hub: Hub, download: Download, workshop: Workshop, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    first = download(hub, "--out", out)
+    first = download("--out", out)
     assert first.code == 0, first.err
     assert f"13 files, 0.00 GB of {REPOSITORY} at {COMMIT}, checked" in first.out
     expected = {name: content for name, content in hub.files.items() if name.startswith("train/")}
@@ -83,36 +100,44 @@ def test_the_files_the_commit_and_again(hub: Hub, tmp_path: Path) -> None:
     assert (record["repository"], record["revision"]) == (REPOSITORY, COMMIT)
     assert [file["name"] for file in record["files"]] == sorted(expected)
     assert not (out / "download.unfinished.json").exists()
+    # The shards of a part of it state the commit.
+    command = workshop.command(tmp_path / "shards", corpus=out / "train/chunk1")
+    assert run(*command).code == 0
+    origin = read_manifest(tmp_path / "shards").origin
+    assert origin == {"source": "slimpajama", "repository": REPOSITORY, "revision": COMMIT}
     # Again: nothing is fetched. One file is damaged, one is lost: these two are.
     hub.requests.clear()
-    assert download(hub, "--out", out).code == 0 and hub.requests == []
+    assert download("--out", out).code == 0 and hub.requests == []
     damaged, lost = sorted(expected)[3:5]
     (out / damaged).write_bytes(bytes(len(expected[damaged])))
     (out / lost).unlink()
-    assert download(hub, "--out", out).code == 0
+    assert download("--out", out).code == 0
     assert sorted(hub.requests) == [f"{damaged}@0", f"{lost}@0"] and data_of(out) == expected
     # More of the same commit is added to the record.
     more = ("--out", out, "--splits", "validation")
-    assert download(hub, *more).code == 0
+    assert download(*more).code == 0
     assert len(json.loads((out / "download.json").read_bytes())["files"]) == 14
 
 
 @pytest.mark.distributed
-def test_each_file_is_fetched_by_its_name_after_one_listing(hub: Hub, tmp_path: Path) -> None:
+def test_each_file_is_fetched_by_its_name_after_one_listing(
+    hub: Hub, download: Download, tmp_path: Path
+) -> None:
     """Names that a pattern, an address or a shell would read otherwise."""
     odd = ("[1].zst", "*.zst", "?.zst", "a b#%41&c.zst", "ü.zst", "[!x].zst")
     names = [f"train/odd/{name}" for name in odd]
     hub.files |= {name: rows_of(f"{name}.jsonl.zst") for name in names}
-    wanted = ("--out", tmp_path / "out", "--include", "train/odd/*")
-    done = download(hub, *wanted)
-    assert done.code == 0, done.err
+    names.append("train/chunk1/tiny.jsonl.zst")
+    wanted = ("--out", tmp_path / "out", "--include", "train/odd/*", "--include", "*/tiny.*")
+    done = download(*wanted)
+    assert done.code == 0 and f"7 files, 0.00 GB of {REPOSITORY} at {COMMIT}" in done.out, done.err
     assert data_of(tmp_path / "out") == {name: hub.files[name] for name in names}
     assert sorted(hub.requests) == sorted(f"{name}@0" for name in names)
     assert hub.listings == 1
 
 
 @pytest.mark.distributed
-def test_killed_and_continued(hub: Hub, tmp_path: Path) -> None:
+def test_killed_and_continued(hub: Hub, download: Download, tmp_path: Path) -> None:
     out = tmp_path / "out"
     hub.hold_after = 6
     python = [sys.executable, "-m", "data_pipeline"]
@@ -126,29 +151,31 @@ def test_killed_and_continued(hub: Hub, tmp_path: Path) -> None:
     hub.released.set()
     hub.requests.clear()
     assert not (out / "download.json").exists() and (out / "download.unfinished.json").exists()
-    assert download(hub, "--out", out).code == 0
+    assert download("--out", out).code == 0
     assert len(hub.requests) == 13 - 6  # what was finished is not fetched again
     assert data_of(out) == {n: c for n, c in hub.files.items() if n.startswith("train/")}
 
 
 @pytest.mark.distributed
-def test_a_connection_that_breaks_in_a_file_is_taken_up_there(hub: Hub, tmp_path: Path) -> None:
+def test_a_connection_that_breaks_in_a_file_is_taken_up_there(
+    hub: Hub, download: Download, tmp_path: Path
+) -> None:
     name = "train/chunk2/large.jsonl.zst"
     hub.files[name] = os.urandom(25 << 20)
     hub.cut[name] = 1
     wanted = ("--out", tmp_path / "out", "--include", name)
-    assert download(hub, *wanted).code == 0
+    assert download(*wanted).code == 0
     assert (tmp_path / "out" / name).read_bytes() == hub.files[name]
     first, second = hub.requests
     assert first == f"{name}@0" and int(second.rpartition("@")[2]) >= 10 << 20
 
 
 @pytest.mark.distributed
-def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
+def test_a_busy_hub_is_asked_again(hub: Hub, download: Download, tmp_path: Path) -> None:
     name = "train/chunk2/example_train_1.jsonl.zst"
     hub.busy |= {name: 1, "": 1}  # the file, and the first request
     wanted = ("--out", tmp_path / "out", "--include", "train/chunk2/*")
-    done = download(hub, *wanted)
+    done = download(*wanted)
     assert done.code == 0, done.err
     assert f"{REPOSITORY}: " in done.err and "503" in done.err and "again in 1 s" in done.err
     assert (tmp_path / "out" / name).read_bytes() == hub.files[name]
@@ -206,18 +233,18 @@ def test_the_waits_begin_anew_where_files_came_meanwhile() -> None:
 
 
 @pytest.mark.distributed
-def test_a_moved_branch_does_not_mix_commits(hub: Hub, tmp_path: Path) -> None:
+def test_a_moved_branch_does_not_mix_commits(hub: Hub, download: Download, tmp_path: Path) -> None:
     out = tmp_path / "out"
     into = ("--out", out)
-    assert download(hub, *into, "--include", "train/chunk1/*").code == 0
+    assert download(*into, "--include", "train/chunk1/*").code == 0
     hub.commit = COMMIT[::-1]
-    said = download(hub, *into, "--revision", "main").sentence()
+    said = download(*into, "--revision", "main").sentence()
     assert f"holds {REPOSITORY} at {COMMIT}" in said
-    assert f"no revision {COMMIT}" in download(hub, "--out", out).sentence()
+    assert f"no revision {COMMIT}" in download("--out", out).sentence()
 
 
 @pytest.mark.distributed
-def test_the_users_mistakes_are_one_sentence(hub: Hub, tmp_path: Path) -> None:
+def test_the_users_mistakes_are_one_sentence(hub: Hub, download: Download, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for arguments, expected in (
         (("--hub-id", "acme/absent"), "the hub has no data set acme/absent"),
@@ -226,27 +253,28 @@ def test_the_users_mistakes_are_one_sentence(hub: Hub, tmp_path: Path) -> None:
         (("--splits", "dev"), "no file that matches dev/*.jsonl.zst"),
         (("--fraction", "0"), "--fraction 0.0 must be above 0"),
     ):
-        assert expected in download(hub, "--out", out, *arguments).sentence()
+        assert expected in download("--out", out, *arguments).sentence()
     assert "source 'pile' is unknown" in run("download", "pile", "--out", out).sentence()
 
 
 @pytest.mark.distributed
-def test_no_network_is_one_sentence(tmp_path: Path) -> None:
-    command = ("download", "tinystories", "--out", tmp_path / "out")
-    sentence = run_apart(*command, environment={"HF_HUB_OFFLINE": "1"}).sentence()
-    assert "cannot download roneneldan/TinyStories" in sentence
-    refused = run_apart(*command, environment={"HF_ENDPOINT": "http://127.0.0.1:9"})
-    *waits, sentence = refused.err.splitlines()
-    assert refused.code == 2 and [line.rpartition(" in ")[2] for line in waits] == [
-        "1 s",
-        "4 s",
-        "10 s",
-    ]
+def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+
+    def refused(**variables: str) -> Outcome:
+        with client(**variables) as command:
+            return command("download", "tinystories", "--out", tmp_path / "out")
+
+    offline = refused(HF_HUB_OFFLINE="1").sentence()
+    assert "cannot download roneneldan/TinyStories" in offline
+    unreachable = refused(HF_ENDPOINT="http://127.0.0.1:9")
+    *waits, sentence = unreachable.err.splitlines()
+    assert [line.rpartition(" in ")[2] for line in waits] == ["1 s", "4 s", "10 s"]
     assert sentence.startswith("error: cannot download roneneldan/TinyStories: ")
-    assert "(by way of HF_ENDPOINT)" in sentence
+    assert unreachable.code == 2 and "(by way of HF_ENDPOINT)" in sentence
     for proxy in ("socks5://127.0.0.1:9", "http://127.0.0.1:port"):
-        refused = run_apart(*command, environment={"HF_ENDPOINT": "", "HTTPS_PROXY": proxy})
-        assert "(by way of HTTPS_PROXY); correct the variable" in refused.sentence()
+        sentence = refused(HTTPS_PROXY=proxy).sentence()
+        assert "(by way of HTTPS_PROXY); correct the variable" in sentence
 
 
 @pytest.mark.parametrize(
@@ -292,19 +320,6 @@ def test_a_fraction_takes_the_same_files_of_every_chunk(tmp_path: Path) -> None:
     assert len(chosen(0.001, files)) == 10
 
 
-@pytest.mark.distributed
-def test_the_commit_reaches_the_shards(hub: Hub, workshop: Workshop, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    chunks = ("--include", "train/chunk1/*", "--include", "train/chunk10/*")
-    done = download(hub, "--out", out, *chunks)
-    assert done.code == 0 and f"9 files, 0.00 GB of {REPOSITORY} at {COMMIT}, checked" in done.out
-    expected = ("train/chunk1/", "train/chunk10/")
-    assert data_of(out) == {n: c for n, c in hub.files.items() if n.startswith(expected)}
-    assert run(*workshop.command(tmp_path / "shards", corpus=out / "train")).code == 0
-    origin = read_manifest(tmp_path / "shards").origin
-    assert origin == {"source": "slimpajama", "repository": REPOSITORY, "revision": COMMIT}
-
-
 def rows_of(name: str) -> bytes:
     """A file with the columns that the corpora have beside the text."""
     texts = [f"{name} has words in line {line * 7919**7}" for line in range(300)]
@@ -322,26 +337,30 @@ def rows_of(name: str) -> bytes:
     [
         ("fineweb-edu-10bt", [FINEWEB, FINEWEB.replace("000_", "001_")]),
         ("dclm", [DCLM, DCLM.replace("shard_0_of", "shard_1_of")]),
-        ("climbmix", ["shard_00000.parquet", "shard_00001.parquet"]),
     ],
 )
 def test_a_named_corpus_is_interrupted_continued_and_tokenised(
-    source: str, names: list[str], workshop: Workshop, tmp_path: Path
+    source: str,
+    names: list[str],
+    hub: Hub,
+    download: Download,
+    workshop: Workshop,
+    tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
     shards = tmp_path / "shards"
-    with serve({name: rows_of(name) for name in names} | {"README.md": b"# card"}) as hub:
-        hub.broken.add(names[1])  # this one is no good and not kept; the other one is
-        into = ("--out", out, "--workers", "1")
-        refused = download(hub, *into, source=source)
-        sentence = refused.err.splitlines()[-1]
-        assert refused.code == 2 and sentence.startswith("error: ")
-        assert f"{names[1]} has the hash" in sentence and "download again" in sentence
-        assert not (out / names[1]).exists() and not (out / "download.json").exists()
-        hub.broken.clear()
-        hub.requests.clear()
-        done = download(hub, *into, source=source)
-        assert done.code == 0 and hub.requests == [f"{names[1]}@0"]
+    hub.files = {name: rows_of(name) for name in names} | {"README.md": b"# card"}
+    hub.broken.add(names[1])  # this one is no good and not kept; the other one is
+    into = ("--out", out, "--workers", "1")
+    refused = download(*into, source=source)
+    sentence = refused.err.splitlines()[-1]
+    assert refused.code == 2 and sentence.startswith("error: ")
+    assert f"{names[1]} has the hash" in sentence and "download again" in sentence
+    assert not (out / names[1]).exists() and not (out / "download.json").exists()
+    hub.broken.clear()
+    hub.requests.clear()
+    done = download(*into, source=source)
+    assert done.code == 0 and hub.requests == [f"{names[1]}@0"]
     corpus = SOURCES[source]
     assert f"licence: {corpus.licence}; key of the text: {corpus.text_key}" in done.out
     command = workshop.command(shards, corpus=out)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from data_pipeline import demo_corpus
 from data_pipeline.io.files import read_form, to_checked_json, to_json, write_json
 from data_pipeline.io.lease import Holder, Lease
-from data_pipeline.shards.manifest import check_shards, read_manifest
+from data_pipeline.shards.manifest import check_shards, read_manifest, rejects_intact
 from data_pipeline.shards.writing import dtype_for
 from data_pipeline.sources import hub
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
@@ -31,7 +31,7 @@ from data_pipeline.tokenizing.plan import TokenizeOptions, Unit, begin, read_pla
 from data_pipeline.tokenizing.rejects import Limits, RejectWatch, notes
 from data_pipeline.tokenizing.run import Run, finish
 from data_pipeline.tokenizing.unit_files import unit_groups
-from data_pipeline.tokenizing.work_unit import has_data, has_rejects, read_record
+from data_pipeline.tokenizing.work_unit import has_data, read_record
 from laboratory.finetuning import models, training
 from laboratory.replay import prepare
 from laboratory.study.cache import read_or_make, read_result
@@ -162,7 +162,7 @@ def used_record(unit: Unit) -> dict[str, Any]:
     record = read_record(unit)
     RejectWatch(Limits(max_reject_rate=1.0), unit.directory).add(record)
     has_data(unit, record)
-    has_rejects(unit, record)
+    rejects_intact(unit.rejects_path, record["rejects_sha256"])
     sum_counts([record])
     unit_groups(record, unit.data_path, dtype_for(unit.tokenizer.vocab_size))
     return record
@@ -173,7 +173,7 @@ def of_the_pipeline(root: Path) -> Iterator[tuple[str, Form]]:
     lease = root / "lock"
     corpus.write_bytes(to_json(CORPUS))
     yield "corpus", Form(corpus, lambda: read_form(corpus, demo_corpus._RECORD))
-    hub._write_download(root / hub.DOWNLOAD_NAME, DOWNLOAD)
+    (root / hub.DOWNLOAD_NAME).write_bytes(to_json(asdict(DOWNLOAD)))
     yield "download", Form(root / hub.DOWNLOAD_NAME, lambda: hub.find_origin(root))
     lease.write_text(json.dumps(vars(Holder.this())))
     yield "lease", Form(lease, Lease(lease, "making x").holder)

@@ -1,4 +1,7 @@
-"""Workers that end, however they end: the input is named."""
+"""Workers that end, however they end: the input is named.
+
+Every worker imports this module, which therefore imports little.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ import pytest
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.pool import Progress, run_tasks
-from tests.data_pipeline.helpers import quiet
 
 pytestmark = pytest.mark.distributed
 
@@ -54,10 +56,10 @@ def test_results_are_in_the_order_of_the_tasks() -> None:
 def test_no_way_to_end_goes_unnoticed(last: str, how: str) -> None:
     done: list[str] = []
     with pytest.raises(DataError, match=rf"worker that was reading {last}\.jsonl {how}"):
-        run_tasks(work, ["a", "b", "c", last], 2, quiet, look=done.append)
+        run_tasks(work, ["a", "b", "c", last], 2, print, look=done.append)
     assert last == "bug" or sorted(done) == ["A", "B", "C"]  # the others continue
 
 
 def test_a_worker_that_dies_costs_its_task_a_retry(tmp_path: Path) -> None:
     tasks = ["a", f"once {tmp_path}/x", "b", f"once {tmp_path}/y", "c"]
-    assert run_tasks(work, tasks, 2, quiet) == [task.upper() for task in tasks]
+    assert run_tasks(work, tasks, 2, print) == [task.upper() for task in tasks]

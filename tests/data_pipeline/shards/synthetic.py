@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,48 +38,42 @@ def random_shards(directory: Path, tokens: int, shards: int, seed: int = 0) -> M
                 stream.write(pattern[: total - start].tobytes())
         index = index_bytes(lengths, "uint16")
         Path(f"{prefix}.idx").write_bytes(index)
-        digest = hashlib.sha256(f"{seed} {number}".encode()).hexdigest()
-        shard = _shard(prefix.name, number, lengths, index, bin_sha256=digest)
-        made.append(replace(shard, source=source))
-    return _with_manifest(directory, made)
-
-
-def _shard(name: str, unit: int, lengths: np.ndarray, index: bytes, bin_sha256: str) -> Shard:
-    """What the manifest states of a shard of one unit; its number is 0."""
-    total = int(lengths.sum())
-    return Shard(
-        name=name,
-        number=0,
-        split="train",
-        source="",
-        documents=len(lengths),
-        tokens=total,
-        text_bytes=4 * total,
-        bin_bytes=2 * total,
-        bin_sha256=bin_sha256,
-        idx_bytes=len(index),
-        idx_sha256=hashlib.sha256(index).hexdigest(),
-        units=(unit,),
-        unit_documents=(len(lengths),),
-    )
-
-
-def _with_manifest(directory: Path, shards: list[Shard]) -> Manifest:
-    model = directory / "tokenizer.model"
-    model.write_bytes(b"no model")
+        shard = Shard(
+            name=prefix.name,
+            number=0,
+            split="train",
+            source=source,
+            documents=count,
+            tokens=total,
+            text_bytes=4 * total,
+            bin_bytes=2 * total,
+            bin_sha256=hashlib.sha256(f"{seed} {number}".encode()).hexdigest(),
+            idx_bytes=len(index),
+            idx_sha256=hashlib.sha256(index).hexdigest(),
+            units=(number,),
+            unit_documents=(count,),
+        )
+        made.append(shard)
+    (directory / "tokenizer.model").write_bytes(b"no model")
     digest = hashlib.sha256(b"no model").hexdigest()
+    manifest = manifest_of(directory, made, VOCAB_SIZE, sha256=digest)
+    write_manifest(manifest)
+    return manifest
+
+
+def manifest_of(
+    directory: Path, shards: Sequence[Shard], vocab_size: int, sha256: str = "0" * 64
+) -> Manifest:
+    """The manifest of these shards, under a tokenizer of this hash that nobody trained."""
     ids = {"unk_id": 0, "bos_id": 1, "eos_id": EOD, "pad_id": -1, "eod_id": EOD}
-    tokenizer = TokenizerIdentity(model.name, digest, VOCAB_SIZE, "unigram", **ids)
-    manifest = Manifest(
+    return Manifest(
         directory=directory,
         format_version=FORMAT_VERSION,
-        name="random",
-        tokenizer=tokenizer,
+        name="synthetic",
+        tokenizer=TokenizerIdentity("tokenizer.model", sha256, vocab_size, "unigram", **ids),
         dtype="uint16",
         options={},
         inputs=(),
         shards=tuple(shards),
         rejects={},
     )
-    write_manifest(manifest)
-    return manifest

@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ from tests.data_pipeline.helpers import (
     Outcome,
     Workshop,
     all_documents,
+    apart,
     arguments,
     contents,
     digests,
     run,
-    run_apart,
     wait_until,
 )
 from tests.data_pipeline.sources.hub_server import COMMIT, Hub, serve
@@ -68,25 +69,10 @@ def repository(rows: list[dict[str, Any]], shards: int = 3) -> dict[str, bytes]:
     return files | held_out | {"README.md": b"# slim\n"}
 
 
-def environment(hub: Hub | None, home: Path, **more: str) -> dict[str, str]:
-    address = {"HF_ENDPOINT": hub.address} if hub else {}
-    return address | {"HF_HOME": str(home), "NO_PROXY": "127.0.0.1", **more}
-
-
-def tokenize(
-    hub: Hub,
-    workshop: Workshop,
-    entry: str,
-    out: Path,
-    more: Sequence[str] = (),
-    **variables: str,
-) -> Outcome:
-    return run_apart(
-        "tokenize",
-        entry,
-        *arguments(workshop, out, *more),
-        environment=environment(hub, out.parent / "home", **variables),
-    )
+def client(hub: Hub, home: Path, **more: str) -> AbstractContextManager[Callable[..., Outcome]]:
+    """The command line of a machine whose hub is this one."""
+    variables = {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    return apart(**variables, **more)
 
 
 def shard_bytes(directory: Path) -> dict[str, bytes]:
@@ -132,11 +118,12 @@ def test_a_file_a_saved_data_set_and_the_hub_give_the_same_shards(
     assert {entry.version for entry in made.inputs} == {fingerprint}
     assert "are as in the source text" in run("verify", out).out
 
-    with serve(repository(rows)) as hub:
+    with serve(repository(rows)) as hub, client(hub, tmp_path / "home") as command:
         out = tmp_path / "of-hub"
         entry = f"hf:{NAME}:default:train@main"
-        done = tokenize(hub, workshop, entry, out, more=["--workers", "2"])
-        assert done.code == 0, done.err
+        hub.busy[""] = 1  # the first request
+        done = command("tokenize", entry, *arguments(workshop, out, "--workers", "2"))
+        assert done.code == 0 and f"{entry}: " in done.err and "again in 1 s" in done.err
         made = read_manifest(out)
         assert digests(made) == digests(local)
         assert [entry.name for entry in made.inputs] == [
@@ -145,11 +132,10 @@ def test_a_file_a_saved_data_set_and_the_hub_give_the_same_shards(
         source = f"hf:{NAME}:default:train"
         assert made.origin == {"source": source, "repository": NAME, "revision": COMMIT}
         assert {entry.version for entry in made.inputs} == {f"default:train@{COMMIT}"}
-        variables = environment(hub, tmp_path / "home")
-        assert "are as in the source text" in run_apart("verify", out, environment=variables).out
+        assert "are as in the source text" in command("verify", out).out
         # A finished directory reads no rows again.
         hub.requests.clear()
-        again = tokenize(hub, workshop, entry, out)
+        again = command("tokenize", entry, *arguments(workshop, out))
         assert "already up to date (3 units)" in again.out and len(hub.requests) <= 4
 
 
@@ -159,26 +145,29 @@ def test_killed_and_continued_in_tasks_while_the_branch_moves(
     out = tmp_path / "out"
     entry = f"hf:{NAME}"
     with serve(repository(rows, shards=5)) as hub:
-        variables = os.environ | environment(hub, tmp_path / "home")
-        share = arguments(workshop, out, "--num-tasks=2", "--task=0")
-        words = ["tokenize", entry, *share]
-        command = [sys.executable, "-m", "data_pipeline", *map(str, words)]
-        process = subprocess.Popen(command, cwd=REPOSITORY, env=variables)
+        home = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home")}
+        words = ["tokenize", entry, *arguments(workshop, out, "--num-tasks=2", "--task=0")]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "data_pipeline", *map(str, words)],
+            cwd=REPOSITORY,
+            env=os.environ | home,
+        )
         wait_until(lambda: len([*(out / UNITS_NAME).glob("*.json")]) > 0, "work item")
         process.kill()
         process.wait()
         made = {path: path.stat().st_mtime_ns for path in (out / UNITS_NAME).glob("*.json")}
         hub.commits = {COMMIT, COMMIT[::-1]}
         hub.commit = COMMIT[::-1]  # what main is now
-        for task in ("0", "1"):
-            share = ["--num-tasks", "2", "--task", task, "--workers", "3"]
-            done = tokenize(hub, workshop, entry, out, more=share)
-            assert done.code == 0, done.err
-        assert made == {path: path.stat().st_mtime_ns for path in made}
-        assert run("merge-manifests", out).code == 0
-        assert digests(read_manifest(out)) == digests(local)
-        assert read_manifest(out).origin["revision"] == COMMIT
-        moved = tokenize(hub, workshop, f"{entry}@main", out).sentence()
+        with client(hub, tmp_path / "home") as command:
+            for task, workers in (("0", "1"), ("1", "2")):
+                share = ("--num-tasks", "2", "--task", task, "--workers", workers)
+                done = command("tokenize", entry, *arguments(workshop, out, *share))
+                assert done.code == 0, done.err
+            assert made == {path: path.stat().st_mtime_ns for path in made}
+            assert run("merge-manifests", out).code == 0
+            assert digests(read_manifest(out)) == digests(local)
+            assert read_manifest(out).origin["revision"] == COMMIT
+            moved = command("tokenize", f"{entry}@main", *arguments(workshop, out)).sentence()
         assert f"hf:{NAME} at {COMMIT}, not of hf:{NAME} at {COMMIT[::-1]}" in moved
 
 
@@ -186,14 +175,15 @@ def test_offline_what_is_in_the_cache_is_read(
     rows: list[dict[str, Any]], local: Manifest, workshop: Workshop, tmp_path: Path
 ) -> None:
     with serve(repository(rows)) as hub:
-        variables = environment(hub, tmp_path / "home")
+        home = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home")}
         program = f"import datasets; datasets.load_dataset({NAME!r})"
-        subprocess.run([sys.executable, "-c", program], env=os.environ | variables, check=True)
+        subprocess.run([sys.executable, "-c", program], env=os.environ | home, check=True)
     out = tmp_path / "out"
-    done = tokenize(hub, workshop, f"hf:{NAME}", out, HF_HUB_OFFLINE="1")
-    assert done.code == 0, done.err
-    assert digests(read_manifest(out)) == digests(local)
-    absent = tokenize(hub, workshop, "hf:acme/absent", tmp_path / "no", HF_HUB_OFFLINE="1")
+    with client(hub, tmp_path / "home", HF_HUB_OFFLINE="1") as command:
+        done = command("tokenize", f"hf:{NAME}", *arguments(workshop, out))
+        assert done.code == 0, done.err
+        assert digests(read_manifest(out)) == digests(local)
+        absent = command("tokenize", "hf:acme/absent", *arguments(workshop, tmp_path / "no"))
     assert "cannot read hf:acme/absent" in absent.sentence()
 
 
@@ -204,7 +194,11 @@ def test_the_mistakes_of_a_hub_input_are_one_sentence(workshop: Workshop, tmp_pa
         "data/dev-00000-of-00001.parquet": parquet([row]),
     }
     out = tmp_path / "out"
-    with serve(files) as hub:
+    with serve(files) as hub, client(hub, tmp_path / "home") as command:
+
+        def refused(entry: str, *more: str) -> str:
+            return command("tokenize", entry, *arguments(workshop, out, *more)).sentence()
+
         for entry, more, expected in (
             (f"hf:{NAME}", ("--text-key", "body"), 'no column "body", it has text, content; name'),
             (f"hf:{NAME}", (), 'the column "text" holds lists, not text'),
@@ -214,35 +208,27 @@ def test_the_mistakes_of_a_hub_input_are_one_sentence(workshop: Workshop, tmp_pa
             (f"hf:{NAME}:a:b:c", (), "is not hf:NAME[:CONFIG[:SPLIT]][@REVISION]"),
             ("hf:acme/absent", (), "the hub has no data set acme/absent"),
         ):
-            assert expected in tokenize(hub, workshop, entry, out, more=more).sentence(), entry
+            assert expected in refused(entry, *more), entry
         hub.gated = True
-        sentence = tokenize(hub, workshop, f"hf:{NAME}", out).sentence()
-        assert f"{NAME} is gated: accept its terms on the hub and give a token" in sentence
-    with serve({"slim.py": b"import datasets\n", "README.md": b"# slim\n"}) as hub:
-        sentence = tokenize(hub, workshop, f"hf:{NAME}", out).sentence()
-        assert "is a script" in sentence and f"hf:{NAME}@refs/convert/parquet" in sentence
+        hub.repository = "acme/gated"
+        terms = "acme/gated is gated: accept its terms on the hub and give a token"
+        assert terms in refused("hf:acme/gated")
+        hub.gated = False
+        hub.repository = "acme/script"
+        hub.files = {"script.py": b"import datasets\n", "README.md": b"# slim\n"}
+        sentence = refused("hf:acme/script")
+        assert "is a script" in sentence and "hf:acme/script@refs/convert/parquet" in sentence
     assert not out.exists()
 
 
 def test_no_network_is_one_sentence_after_some_patience(workshop: Workshop, tmp_path: Path) -> None:
-    hub = Hub({}, address="http://127.0.0.1:9")
-    done = tokenize(hub, workshop, f"hf:{NAME}", tmp_path / "out")
+    with client(Hub({}, address="http://127.0.0.1:9"), tmp_path / "home") as command:
+        done = command("tokenize", f"hf:{NAME}", *arguments(workshop, tmp_path / "out"))
     assert done.code == 2
     *notes, sentence = done.err.splitlines()
-    assert [
-        f"asking for it again in {wait} s" in note
-        for note, wait in zip(notes, (1, 4, 10), strict=True)
-    ]
+    for wait, note in zip((1, 4, 10), notes, strict=True):
+        assert f"asking for it again in {wait} s" in note
     assert sentence.startswith(f"error: cannot read hf:{NAME}: ")
-
-
-def test_a_busy_hub_is_asked_again(
-    rows: list[dict[str, Any]], workshop: Workshop, tmp_path: Path
-) -> None:
-    with serve(repository(rows[:50])) as hub:
-        hub.busy[""] = 1  # the first request
-        done = tokenize(hub, workshop, f"hf:{NAME}", tmp_path / "out")
-        assert done.code == 0 and f"hf:{NAME}: " in done.err and "again in 1 s" in done.err
 
 
 def saved(directory: Path, data: Any) -> Path:

@@ -8,7 +8,6 @@ import pytest
 
 from data_pipeline.errors import DataError
 from data_pipeline.sources.discovery import find_inputs
-from data_pipeline.sources.formats import format_of
 
 
 def test_inputs_are_sorted_and_named_below_their_common_directory(tmp_path: Path) -> None:
@@ -47,27 +46,3 @@ def test_hidden_directories_are_passed_over_below_an_input_but_not_above(tmp_pat
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("{}\n")
     assert [file.name for file in find_inputs([root]).files] == ["a.jsonl"]
-
-
-def test_the_ending_tells_the_format() -> None:
-    packed = (
-        "a.txt.gz",
-        "a.jsonl.zst",
-        "a.ndjson.ZST",
-        "a.json.zstd",
-        "a.jsonl.gz",
-        "a.json.xz",
-    )
-    kinds = dict.fromkeys((*packed, "a.jsonl", "A.NDJSON"), "lines")
-    kinds |= {
-        "a.json": "lines",
-        "a.txt.gz": "text",
-        "a.parquet": "parquet",
-        "a.txt": "text",
-        "a.MD": "text",
-    }
-    for name, kind in kinds.items():
-        found = format_of(name)
-        assert found is not None and found.kind == kind
-        assert (found.packing is not None) == (name in packed)
-    assert [format_of(name) for name in ("a.csv.gz", "a.tsv", "a.zst", "jsonl")] == [None] * 4

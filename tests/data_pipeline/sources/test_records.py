@@ -128,24 +128,17 @@ def test_text_file_is_one_document_and_blank_lines_are_none(tmp_path: Path) -> N
     assert reject.lost and reject.detail.startswith("byte 8 of the file is not valid UTF-8; ")
 
 
-def test_a_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
-    paragraphs = [f"paragraph {number} " + "word " * 500 for number in range(20)]
-    (tmp_path / "novel.txt").write_text("\n\n".join(paragraphs) + "\n")
-    parts = documents(tmp_path / "novel.txt")
-    assert "\n\n".join(part.text for part in parts) == "\n\n".join(paragraphs) + "\n"
-    assert len(parts) == 4 and max(len(part.text) for part in parts) <= TEXT_CHARACTERS
-    assert [part.id for part in parts] == [f"novel.txt:{number}" for number in (1, 2, 3, 4)]
-
-
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_a_text_without_blank_lines_is_cut_at_its_lines_by_whatever_they_end(
+@pytest.mark.parametrize("end", [b"\n\n", b"\n", b"\r\n", b"\r"])
+def test_a_long_text_is_cut_at_blank_lines_or_else_at_lines_by_whatever_they_end(
     tmp_path: Path, end: bytes
 ) -> None:
     lines = [f"sentence {number} " + "word " * 100 for number in range(100)]
-    (tmp_path / "wiki.txt").write_bytes(end.join(line.encode() for line in lines))
-    parts = documents(tmp_path / "wiki.txt")
-    assert "\n".join(part.text for part in parts) == "\n".join(lines)
+    (tmp_path / "novel.txt").write_bytes(end.join(line.encode() for line in lines) + end[:1])
+    parts = documents(tmp_path / "novel.txt")
+    cut = "\n\n" if end == b"\n\n" else "\n"
+    assert cut.join(part.text for part in parts) == cut.join(lines) + "\n"
     assert len(parts) == 4 and max(len(part.text) for part in parts) <= TEXT_CHARACTERS
+    assert [part.id for part in parts] == [f"novel.txt:{number}" for number in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -343,20 +336,38 @@ def test_another_encoding_is_named_with_the_remedy(
     assert named in rejects(tmp_path / "b.jsonl")[0].detail
 
 
+def tar_archive() -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        entry = tarfile.TarInfo("a.txt")
+        entry.size = 5
+        tar.addfile(entry, io.BytesIO(b"words"))
+    return archive.getvalue()
+
+
+TAR = "the file is a tar archive; unpack it first"
+
+
 @pytest.mark.parametrize(
-    ("content", "named"),
+    ("name", "content", "named"),
     [
-        (b"%PDF-1.4 ...", "the file is a PDF, not text; convert it: pdftotext"),
-        (b"PK\x03\x04\x00\x00", "a ZIP archive (a .docx and an .epub is one too)"),
-        (gzip.compress(b"text", mtime=0), "packed by gzip; name it by what is inside"),
-        (b"\xff\x00\x01\x02\x03" * 100, "it does not look like text of any encoding"),
+        ("a.txt", b"%PDF-1.4 ...", "the file is a PDF, not text; convert it: pdftotext"),
+        ("a.txt", b"PK\x03\x04\x00\x00", "a ZIP archive (a .docx and an .epub is one too)"),
+        ("a.txt", gzip.compress(b"text", mtime=0), "packed by gzip; name it by what is inside"),
+        ("a.txt", b"\xff\x00\x01\x02\x03" * 100, "it does not look like text of any encoding"),
+        ("a.txt", tar_archive(), TAR),
+        ("a.txt.gz", gzip.compress(tar_archive()), TAR),
+        ("a.jsonl.zst", zstandard.compress(tar_archive()), TAR),
     ],
+    ids=lambda value: "",
 )
-def test_another_kind_of_file_named_txt_is_called_what_it_is(
-    tmp_path: Path, content: bytes, named: str
+def test_another_kind_of_file_named_as_text_is_called_what_it_is(
+    tmp_path: Path, name: str, content: bytes, named: str
 ) -> None:
-    (tmp_path / "a.txt").write_bytes(content)
-    assert named in rejects(tmp_path / "a.txt")[0].detail
+    (tmp_path / name).write_bytes(content)
+    assert documents(tmp_path / name) == []
+    (reject,) = rejects(tmp_path / name)
+    assert reject.lost and named in reject.detail
 
 
 def test_packed_text_is_text(tmp_path: Path) -> None:
@@ -435,20 +446,6 @@ def test_json_with_a_record_a_line_is_read(tmp_path: Path) -> None:
     inputs = find_inputs([tmp_path])
     assert [file.name for file in inputs.files] == ["a.json"]
     assert [entry.name for entry in inputs.passed_over] == ["config.json"]
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl.zst"])
-def test_a_tar_archive_named_as_text_is_called_one(tmp_path: Path, name: str) -> None:
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        entry = tarfile.TarInfo("a.txt")
-        entry.size = 5
-        tar.addfile(entry, io.BytesIO(b"words"))
-    pack = {".gz": gzip.compress, "zst": zstandard.compress}.get(name[-3:], bytes)
-    (tmp_path / name).write_bytes(pack(archive.getvalue()))
-    assert documents(tmp_path / name) == []
-    (reject,) = rejects(tmp_path / name)
-    assert reject.lost and "the file is a tar archive; unpack it first" in reject.detail
 
 
 @pytest.mark.parametrize(

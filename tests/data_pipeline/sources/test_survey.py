@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import lzma
 import os
@@ -133,6 +134,9 @@ def test_endings_of_any_case_and_packing_are_read(workshop: Workshop, tmp_path: 
         "e.JSON.Zst": zstandard.compress(LINE),
         "f.ndjson": LINE,
         "G.TXT": b"plain",
+        "h.MD": b"plain",
+        "i.json.xz": lzma.compress(LINE),
+        "j.txt.gz": gzip.compress(b"plain"),
     }
     for name, content in contents.items():
         (root / name).write_bytes(content)

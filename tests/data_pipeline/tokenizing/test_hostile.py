@@ -76,9 +76,8 @@ def test_counted_by_reason_named_by_line_and_the_rest_intact(
     assert again.code == 0 and contents(tmp_path / "b") == contents(out)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.distributed)])
 def test_strict_stops_at_the_line_and_keeps_finished_units(
-    workshop: Workshop, hostile: Path, tmp_path: Path, workers: int
+    workshop: Workshop, hostile: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "in"
     out = tmp_path / "out"
@@ -87,10 +86,9 @@ def test_strict_stops_at_the_line_and_keeps_finished_units(
     clean = (hostile / "c.jsonl").read_bytes()
     (root / "1.jsonl").write_bytes(clean + b"{bad\n" + line("more"))
     with pytest.raises(DataError, match=r"in/1\.jsonl:11: bad_json: .*--strict"):
-        workshop.tokenize(out, root, workers=workers, limits=STRICT)
+        workshop.tokenize(out, root, limits=STRICT)
     assert not (out / "manifest.json").exists()
-    if workers == 1:
-        assert (out / "units" / "small_00000.json").exists()
+    assert (out / "units" / "small_00000.json").exists()
     # Without --strict the same directory continues; with it, what was let through is remembered.
     manifest, _ = workshop.tokenize(out, root, limits=ANY)
     assert manifest.rejects == {"bad_json": 1}

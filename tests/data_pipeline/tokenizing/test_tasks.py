@@ -22,36 +22,26 @@ from tests.data_pipeline.tokenizing.test_tokenize import texts_of
 def test_tasks_and_merging_give_the_bytes_of_one_machine(
     workshop: Workshop, tmp_path: Path
 ) -> None:
+    """Two tasks of more workers than units in one directory, and one whose files are copied."""
     out = tmp_path / "out"
-    command = workshop.command(out, "--num-tasks", "3", "--task")
-    for task in ("2", "0"):
-        done = run(*command, task, "--workers", "2")
+    share = ("--num-tasks", "3", "--task")
+    for task, workers in (("2", "2"), ("0", "16")):
+        done = run(*workshop.command(out, *share, task, "--workers", workers))
         assert done.code == 0 and f"task {task} of 3" in done.out, done.err
     said = run("merge-manifests", out).sentence()
     assert "3 of 8 units are missing, the first is small_00001.json" in said
-    assert run(*command, "1").code == 0
+    assert run(*workshop.command(tmp_path / "elsewhere", *share, "1")).code == 0
+    shutil.copytree(tmp_path / "elsewhere", out, dirs_exist_ok=True)
     assert not (out / "manifest.json").exists() and not list(out.glob("*.bin"))
-    assert "already up to date" in run(*command, "1").out
-    assert run("merge-manifests", out).code == 0
+    assert "already up to date" in run(*workshop.command(out, *share, "1")).out
+    ids = out / "units" / "small_00003.ids"
+    whole = ids.read_bytes()
+    ids.write_bytes(whole[:-1])
+    said = run("merge-manifests", out).sentence()
+    assert f"{ids} is missing or cut short; run the tokenize command" in said
+    ids.write_bytes(whole)
+    assert run("merge-manifests", out, "--workers", "2").code == 0
     assert contents(out) == contents(workshop.shards)
-
-
-def test_tasks_in_directories_of_their_own(workshop: Workshop, tmp_path: Path) -> None:
-    for index in range(4):
-        workshop.make_tasks(tmp_path / str(index), 4, index)
-        shutil.copytree(tmp_path / str(index), tmp_path / "all", dirs_exist_ok=True)
-    shutil.copytree(tmp_path / "all", tmp_path / "cut")
-    finish(tmp_path / "all", workers=2)
-    assert contents(tmp_path / "all") == contents(workshop.shards)
-    lost = tmp_path / "cut" / "units" / "small_00003.ids"
-    lost.write_bytes(lost.read_bytes()[:-1])
-    message = rf"{lost.name} is missing or cut short; run the tokenize command"
-    with pytest.raises(DataError, match=message):
-        finish(tmp_path / "cut")
-    (tmp_path / "all" / "small-train-PydocTopics_00000.idx").unlink()
-    message = r"PydocTopics_00000\.idx is missing; .* verify .* says what to do"
-    with pytest.raises(DataError, match=message):
-        finish(tmp_path / "all")
 
 
 def test_records_of_another_run_are_not_merged(workshop: Workshop, tmp_path: Path) -> None:

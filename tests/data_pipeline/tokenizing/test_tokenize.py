@@ -58,15 +58,6 @@ def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("workers", [2, 16])
-def test_same_bytes_for_any_number_of_workers(
-    workshop: Workshop, tmp_path: Path, workers: int
-) -> None:
-    workshop.tokenize(tmp_path / "out", workers=workers)
-    assert contents(tmp_path / "out") == contents(workshop.shards)
-
-
-@pytest.mark.distributed
 def test_a_rerun_writes_nothing_and_names_a_lost_shard(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first, made = workshop.tokenize(out)
