@@ -28,6 +28,9 @@ DESIGNS = (
     ("vanilla", "bf16 muon"),
 )
 CHAINS = chains(DESIGNS, layouts(4), len(test_layouts.LINKS))
+RESUMED = {0: ("modern", "fp32 muon"), 1: ("unfreeze", "bf16 muon")}
+"""{ZeRO stage: (design, precision)} of the runs that are resumed."""
+MEASURED = {"telemetry.weights_every": 2, "telemetry.spectral_norms": "['*.linear_proj.weight']"}
 MUON = {"optimizer__kind": "muon", "optimizer__gradient_clip": 0.0}
 
 
@@ -133,14 +136,17 @@ def test_the_curve_is_that_of_one_rank(trained: Trained, links: dict[Chain, list
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(trained: Trained) -> None:
-    """At TP 2 x DP 2, under both stages."""
+    """At TP 2 x DP 2, under both stages; the second across a change of phase."""
     after = 3
     runs = []
     for layout in layouts(4):
         if layout[:2] == (2, 2) and layout.zero_stage < 2:
-            chain = Chain("vanilla", "fp32 muon", (layout,))
+            design, precision = RESUMED[layout.zero_stage]
+            chain = Chain(design, precision, (layout,))
             overrides = trained.overrides(chain, layout, f"whole-{layout}")
-            runs.append({"overrides": [*overrides, f"checkpoint.every={after}"], "after": after})
+            changes = [f"{key}={value}" for key, value in MEASURED.items()]
+            changes.append(f"checkpoint.every={after}")
+            runs.append({"overrides": [*overrides, *changes], "after": after})
     run_ranks(4, "tests.distributed.workers.designs:train_all", {"runs": runs})
     resumed = [*trained.runs.glob("whole-*-after-*")]
     assert len(resumed) == 2
