@@ -150,8 +150,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def rank_of_a_newer_torch(payload: dict[str, Any]) -> None:
-    """Join the other ranks with a torch that says of itself that it is newer than it is."""
-    torch.__version__ = "2.99.0"
+    """Join the other ranks with a torch that is taken for a newer one than it is."""
+    untested_torch.__defaults__ = ("2.99.0",)  # torch's own, when the module was imported
     with parallel():
         pass
 
