@@ -400,7 +400,7 @@ APART = {
 """{a small module that one other of its folder imports: why it is one of its own}"""
 
 
-BUDGETS = {"core": 26_950, "laboratory": 10_100, "tools": 4_100, "tests": 35_450}
+BUDGETS = {"core": 26_950, "laboratory": 10_100, "tools": 4_100, "tests": 35_350}
 """Lines of code of each part at most, as `tools.count_code` counts them."""
 
 
