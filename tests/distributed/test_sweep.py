@@ -115,8 +115,6 @@ def test_one_command_goes_from_a_grid_of_two_arms_to_the_page(
         {"name": "mine", "attention.variant": "orthogonal"},
     ]
     grid = tiny_grid(tiny_shards, tmp_path, {"schedule.steps": 4}, list=arms)
-    plain, _ = plan_sweep(read_grid(grid), None, (), lambda _: 1, check_data=True)
-    write_planned_run(plain, tiny_shards, 5.0)
     refused = warm_cli(["sweep", grid, "--compare", "--only", "mine"])
     assert refused.returncode == 2 and "--compare is for the whole grid" in refused.stderr
     done = cli(["sweep", grid, "--compare"])

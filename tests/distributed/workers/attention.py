@@ -80,7 +80,7 @@ def _reference(
         future = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
         return scores.masked_fill(future, -math.inf).softmax(dim=-1)
 
-    return plain_layer(x, output_grad, groups, SEED, probabilities)
+    return plain_layer(x, output_grad, groups, SEED, probabilities=probabilities)
 
 
 def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
