@@ -75,21 +75,22 @@ def named(node: ast.expr) -> str:
 
 def golf(node: ast.AST) -> str | None:
     """What is wrong with a node of a syntax tree, in a word or two."""
-    if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List):
-        return "star-packing"
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Tuple):
-        return "tuple as a statement"
-    if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Lambda):
-        return "lambda kept in a name"
-    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
-        several = any(isinstance(target, ast.Tuple) for target in node.targets)
-        if several and any(
-            isinstance(inner, COMPUTED) for value in node.value.elts for inner in ast.walk(value)
-        ):
-            return "tuple assignment of computed values"
-    if isinstance(node, ast.Call) and named(node.func) not in MANY_POSITIONAL:
-        positional = sum(not isinstance(argument, ast.Starred) for argument in node.args)
-        return "more than four positional arguments" if positional > 4 else None
+    match node:
+        case ast.Starred(value=ast.Tuple() | ast.List()):
+            return "star-packing"
+        case ast.Expr(value=ast.Tuple()):
+            return "tuple as a statement"
+        case ast.Assign(value=ast.Lambda()) | ast.AnnAssign(value=ast.Lambda()):
+            return "lambda kept in a name"
+        case ast.Assign(targets=targets, value=ast.Tuple(elts=values)):
+            several = any(isinstance(target, ast.Tuple) for target in targets)
+            inner = (one for value in values for one in ast.walk(value))
+            if several and any(isinstance(one, COMPUTED) for one in inner):
+                return "tuple assignment of computed values"
+        case ast.Call(func=function, args=arguments) if len(arguments) > 4:
+            positional = sum(not isinstance(argument, ast.Starred) for argument in arguments)
+            if positional > 4 and named(function) not in MANY_POSITIONAL:
+                return "more than four positional arguments"
     return None
 
 
@@ -140,7 +141,7 @@ def test_code_is_not_golf() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}: {wrong}"
         for path in files()
         for node in nodes(path)
-        if isinstance(node, ast.stmt | ast.expr) and (wrong := golf(node))
+        if (wrong := golf(node))
     ]
     assert found == []
 

@@ -26,7 +26,8 @@ from megatron_patches.engine.compat import (
 )
 from megatron_patches.errors import MethodError
 from pretrain.ranks.groups import SUPPORTED_DEEPSPEED
-from tests.ranks import ROOT, run_program
+from tests.distributed.workers.runs import parallel
+from tests.ranks import ROOT, function_on_warm_ranks, run_program
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -148,20 +149,17 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def rank_of_a_newer_torch(payload: dict[str, Any]) -> None:
+    """Join the other ranks with a torch that is taken for a newer one than it is."""
+    untested_torch.__defaults__ = ("2.99.0",)  # torch's own, when the module was imported
+    with parallel():
+        pass
+
+
 @pytest.mark.distributed
 def test_a_rank_warns_in_one_line_and_continues() -> None:
-    """In a process of its own, whose torch says of itself that it is newer than it is."""
-    program = (
-        "import torch\n"
-        "torch.__version__ = '2.99.0'\n"
-        "from pretrain.ranks import groups\n"
-        "environment = groups.LaunchEnvironment.read()\n"
-        "context = groups.initialize_distributed(environment, 1, timeout_seconds=60)\n"
-        "print('ready', context.world_size)\n"
-        "groups.shutdown_distributed(context)\n"
-    )
-    done = run("-W", "ignore", "-c", program)
-    assert "ready 1" in done.stdout
+    done = function_on_warm_ranks(2, "tests.test_versions:rank_of_a_newer_torch", {})
+    assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert lines == ["warning: this program was tested with torch 2.9 to 2.15; 2.99.0 is newer"]
 

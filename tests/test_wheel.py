@@ -176,7 +176,11 @@ def test_ora_data_has_its_verbs(installed: Installed) -> None:
 
 
 def test_ora_data_works_where_the_user_is(installed: Installed) -> None:
-    installed.output("ora-data", "demo-corpus", "corpus", "--files=2")
-    corpus = installed.outside / "corpus"
-    assert len(list(corpus.glob("*.jsonl.zst"))) == 2
-    shutil.rmtree(corpus)
+    text = installed.outside / "text.txt"
+    text.write_text("".join(f"a word {number**2}, and another one\n" for number in range(999)))
+    options = ("--out", "small", "--vocab-size=280")
+    installed.output("ora-data", "train-tokenizer", "text.txt", *options)
+    made = {path.name for path in installed.outside.iterdir()}
+    assert made == {"text.txt", "small.model", "small.json"}
+    for name in made:
+        (installed.outside / name).unlink()

@@ -4,14 +4,13 @@ Read are the pages (which hold the meanings of keys and metrics), the news of th
 help of every command, and the texts of the program: messages, reports and tables.
 """
 
-import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.parsed_files import texts
 from tests.ranks import ROOT
 from tests.test_docs import command_lines, prose
 
@@ -75,21 +74,6 @@ def helps(command: Any, path: str) -> Iterator[tuple[str, str]]:
         yield from helps(verb, f"{path} {name}")
 
 
-def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, text) of every string of a module that has a blank, docstrings excepted."""
-    tree = ast.parse(path.read_text())
-    described = {
-        id(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            text = "" if id(node) in described else node.value
-            if " " in text.strip():
-                yield node.lineno, text
-
-
 @pytest.mark.parametrize("name, text", [pytest.param(*page, id=page[0]) for page in pages()])
 def test_pages_use_one_name_for_each_thing(name: str, text: str) -> None:
     assert found(" ".join(text.split()), name) == []
@@ -119,8 +103,9 @@ def test_messages_use_one_name_for_each_thing(package: str) -> None:
     for path in sorted((ROOT / package).rglob("*.py")):
         if (ROOT / "slurm/code") in path.parents:  # copies of what a job was submitted with
             continue
+        shown = [text for text in texts(path) if " " in text.strip()]
         where = str(path.relative_to(ROOT))
-        said += [wrong for line, text in texts(path) for wrong in found(text, f"{where}:{line}")]
+        said += [wrong for text in shown for wrong in found(text, where)]
     assert said == []
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +13,9 @@ import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from megatron_patches.engine.random_streams import normal_rows
 from pretrain.ranks.groups import ParallelContext
-from tests.megatron_patches.models import HEAD_DIM, HIDDEN
+from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, STD
 
 BATCH = 3
 GEMMS = ("aten::mm", "aten::addmm", "aten::bmm")
@@ -94,6 +97,42 @@ def run_layer(
         "saved": sorted(name for name in attention.state_dict() if "_extra_state" not in name),
     }
     return LayerRun(full, full_grad, rows=rows, hidden=hidden, output=output, report=report)
+
+
+def plain_layer(
+    x: torch.Tensor,
+    output_grad: torch.Tensor,
+    groups: int,
+    seed: int,
+    probabilities: Callable[[torch.Tensor], torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """Return output and gradients of the first layer in plain torch operations on whole weights.
+
+    Args:
+        x: `[seq, batch, hidden]`.
+        output_grad: `[seq, batch, hidden]`.
+        groups: of keys and values.
+        seed: of the weights.
+        probabilities: of x; `[batch, heads, seq, seq]`.
+    """
+    x = x.clone().requires_grad_()
+    value_weight = initial_rows(seed, "value", groups * HEAD_DIM).requires_grad_()
+    std = STD / math.sqrt(2)
+    proj = initial_rows(seed, "proj", HIDDEN, columns=HEADS * HEAD_DIM, std=std)
+    value = (x @ value_weight.t()).unflatten(-1, (groups, HEAD_DIM))
+    value = value.repeat_interleave(HEADS // groups, dim=2)
+    mixed = torch.einsum("bhst,tbhd->sbhd", probabilities(x), value).flatten(2)
+    output = mixed @ proj.t()
+    output.backward(output_grad)
+    return {"output": output, "input": x.grad, "value": value_weight.grad}
+
+
+def initial_rows(
+    seed: int, name: str, rows: int, columns: int = HIDDEN, std: float = STD
+) -> torch.Tensor:
+    """Return a weight of the first layer's attention as it starts, `[rows, columns]` float64."""
+    name = f"layer.0.attention.{name}"
+    return normal_rows(seed, name, rows=range(rows), columns=columns, std=std).double()
 
 
 def full_weights(

@@ -19,14 +19,14 @@ ENGINES.append(("vanilla", 1, "fp32"))
 CLIPPING = [  # (variant, stage, sequence parallel)
     ("vanilla", 0, False),
     ("orthogonal", 1, False),
-    ("vanilla", 1, True),
     ("orthogonal", 2, True),
     ("orthogonal", 3, True),
 ]
 CORRUPTED = [
     "frozen-zero3",
     "trainable-monarch-zero1",
-    *(f"trainable-zero{stage}" for stage in STAGES),
+    "trainable-zero2",
+    "trainable-zero3",
 ]
 RANKS, TENSOR_PARALLEL, DATA_PARALLEL = 4, 2, 2
 CLIP = 0.05

@@ -38,7 +38,6 @@ TOLERANCE = {
 TRIED = (
     ("vanilla", "fp32"),
     ("orthogonal", "bf16"),
-    ("orthogonal_trainable", "fp32"),
     ("orthogonal_penalty", "fp32"),
     ("unfreeze", "fp32"),
     ("monarch-hybrid-low_rank", "bf16"),
@@ -176,6 +175,7 @@ def test_the_chains_try_every_pair() -> None:
             "dct",
             "pretrained",
             "orthogonal_shared",
+            "orthogonal_trainable",
         )
     }
 

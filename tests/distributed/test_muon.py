@@ -11,7 +11,7 @@ from laboratory.compare.theory import expected_cost
 from laboratory.runs.finished import read_finished_run
 from megatron_patches.recipe.matrices import has_matrices, stacks
 from pretrain.config.load import load_config
-from tests.command_line import assert_same_checkpoint
+from tests.command_line import assert_resumed_exactly
 from tests.distributed import test_layouts
 from tests.distributed.layouts import Chain, chains, layouts
 from tests.distributed.test_layouts import Link, Trained
@@ -20,8 +20,6 @@ from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(1800)
 DESIGNS = (
-    ("vanilla", "fp32 muon"),
-    ("orthogonal", "fp32 muon"),
     ("hybrid-three-adapters", "fp32 muon"),
     ("monarch_trainable", "fp32 muon"),
     ("unfreeze", "fp32 muon"),
@@ -30,6 +28,9 @@ DESIGNS = (
     ("vanilla", "bf16 muon"),
 )
 CHAINS = chains(DESIGNS, layouts(4), len(test_layouts.LINKS))
+RESUMED = {0: ("modern", "fp32 muon"), 1: ("unfreeze", "bf16 muon")}
+"""{ZeRO stage: (design, precision)} of the runs that are resumed."""
+MEASURED = {"telemetry.weights_every": 2, "telemetry.spectral_norms": "['*.linear_proj.weight']"}
 MUON = {"optimizer__kind": "muon", "optimizer__gradient_clip": 0.0}
 
 
@@ -134,12 +135,21 @@ def test_the_curve_is_that_of_one_rank(trained: Trained, links: dict[Chain, list
         test_layouts.test_losses_are_those_of_the_uninterrupted_run(chain, links, whole)
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-def test_a_resumed_run_is_the_uninterrupted_one(stage: int, trained: Trained) -> None:
-    layout = next(one for one in layouts(4) if one[:3] == (2, 2, stage))
-    chain = Chain("vanilla", "fp32 muon", (layout,) * len(test_layouts.LINKS))
-    whole = {chain: {"chain": chain, "layout": layout, "name": f"whole-{stage}"}}
-    trained._launch(whole, test_layouts.STEPS, None)
-    resumed = trained.train([chain])[chain][-1].checkpoint
-    whole_run = trained.runs / f"whole-{stage}/checkpoints" / resumed.name
-    assert_same_checkpoint(resumed, whole_run, more_than=30)
+def test_a_resumed_run_is_the_uninterrupted_one(trained: Trained) -> None:
+    """At TP 2 x DP 2, under both stages; the second across a change of phase."""
+    after = 3
+    runs = []
+    for layout in layouts(4):
+        if layout[:2] == (2, 2) and layout.zero_stage < 2:
+            design, precision = RESUMED[layout.zero_stage]
+            chain = Chain(design, precision, (layout,))
+            overrides = trained.overrides(chain, layout, f"whole-{layout}")
+            changes = [f"{key}={value}" for key, value in MEASURED.items()]
+            changes.append(f"checkpoint.every={after}")
+            runs.append({"overrides": [*overrides, *changes], "after": after})
+    run_ranks(4, "tests.distributed.workers.designs:train_all", {"runs": runs})
+    resumed = [*trained.runs.glob("whole-*-after-*")]
+    assert len(resumed) == 2
+    for run in resumed:
+        whole = run.with_name(run.name.removesuffix(f"-after-{after}"))
+        assert_resumed_exactly(whole, run, more_than=30)

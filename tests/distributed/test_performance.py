@@ -123,7 +123,6 @@ def test_cross_entropy_keeps_less_for_backward() -> None:
 
 # Of every kind of layer one, and all of them with `full`.
 COMPILED = (
-    "vanilla",
     "orthogonal_penalty",
     "hybrid-three-adapters",
     "hybrid-shared-adapters",

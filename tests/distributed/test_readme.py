@@ -31,7 +31,7 @@ PASTED = {
     TRY: OPTIONS,
     "tensorboard --logdir demo/runs": " --inspect",
     "python -m pretrain plan large": "",
-    "python -m pretrain train demo": SETTINGS,
+    "python -m pretrain train demo": f"{SETTINGS} --local-ranks 1",  # `make demo` starts four
     "python -m pretrain sweep a1_init": " --dry-run",
     "python -m pretrain compare demo/runs/vanilla demo/runs/": "",
     EXPORT: "",
@@ -95,9 +95,10 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+def reader(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
     place = tmp_path_factory.mktemp("quickstart")
     shutil.copytree(ROOT / "docs", place / "docs")  # with the tables of its results
+    shutil.copytree(prose, place / "demo/corpus")  # as `make demo` makes it, in ten seconds
     environment = Environment(place / "venv")
     environment.install("compare")  # in a checkout
     environment.install_checkout(ROOT)

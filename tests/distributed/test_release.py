@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
-TRAININGS, WARM = 12, 3
+TRAININGS, WARM = 8, 4  # each kind twice
 KINDS = [  # stages keep hold of the groups in different places; so does a change of phase
     {"deepspeed__config": "zero1"},
     {"deepspeed__config": "zero2", "attention__variant": "unfreeze"},

@@ -140,17 +140,17 @@ def test_what_cannot_be_replayed_is_refused(run: Path) -> None:
 
 
 def test_the_first_difference_of_two_runs_is_found(
-    run: Path, tiny_shards: Path, tmp_path: Path
+    one: Path, tiny_shards: Path, tmp_path: Path
 ) -> None:
     """Learning rates that part after step 5, so the weights do, and the losses one step later."""
-    other = trained(tiny_shards, tmp_path, "parallel", schedule__steps=5)
-    trained(tiny_shards, tmp_path, "parallel", optimizer__learning_rate=1e-3)
-    step, words = first_recorded(run, other)
+    other = trained(tiny_shards, tmp_path, "one", schedule__steps=5)
+    trained(tiny_shards, tmp_path, "one", optimizer__learning_rate=1e-3)
+    step, words = first_recorded(one, other)
     assert step is not None and words.startswith(f"the records differ from step {step} on")
-    saved, _, tensors = first_saved(run, other)
+    saved, _, tensors = first_saved(one, other)
     assert tensors is not None and saved == f"the checkpoints of step {tensors.step} differ"
     assert all(row[2] > 0 for row in tensors.rows) and not tensors.alone
-    assert compare_states(RunDirectory(run), RunDirectory(run), STEPS) is None
+    assert compare_states(RunDirectory(one), RunDirectory(one), STEPS) is None
     for step in (7, 4):  # after the change of the rate, and before it
         assert made_again(look_up(other, step))[0] == "bit-equal to the record"
 

@@ -1,7 +1,7 @@
 """Phases: layers become trainable on the way or are frozen, and nothing else is disturbed.
 
-Layouts, stages and a resume around each change are those of `test_designs.py`; here one resume
-with Muon.
+Layouts, stages and a resume around each change are those of `test_designs.py`, and a resume with
+Muon is that of `test_muon.py`.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import assert_resumed_exactly
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -26,15 +25,6 @@ WATCHED = {  # on two data-parallel ranks, but for the last
     "zero1 fp32": {},
     "zero2 bf16": {"precision__dtype": "bf16", "deepspeed__config": "zero2"},
     "tp2 zero1 bf16": {"precision__dtype": "bf16", **SHARDED},
-}
-MODERN = {  # with Muon, and with what measures weights
-    "model__norm": "rmsnorm",
-    "model__mlp": "swiglu",
-    "model__qk_norm": "true",
-    "model__z_loss": 1e-3,
-    "optimizer__kind": "muon",
-    "telemetry__weights_every": 2,
-    "telemetry__spectral_norms": "['*.linear_proj.weight']",
 }
 FREEZES = {"attention__variant": "vanilla", "attention__phases": "[{at: 0.3, freeze: 1}]"}
 FROZEN = {  # on two data-parallel ranks, but for the last
@@ -172,26 +162,6 @@ def test_what_is_unfrozen_counts_its_own_steps(found: dict[str, Any], case: str)
     matrices, vectors, second, first = found["changes"][case]["step counts"]
     assert matrices == vectors == STEPS
     assert (second, first) == (STEPS - LAST_STEPS[0], STEPS - LAST_STEPS[1])
-
-
-def test_a_run_with_muon_resumes_exactly_across_a_change(
-    overrides: Overrides, tmp_path: Path
-) -> None:
-    changes = {**SHARDED, **MODERN, "precision__dtype": "bf16", "model__hidden_size": 36}
-    phases = "[{at: 0.3, train: 1}, {at: 0.6, train: 0, freeze: 1}]"
-    run = {
-        "overrides": overrides(
-            "muon",
-            run__directory=tmp_path,
-            attention__phases=phases,
-            checkpoint__every=LAST_STEPS[0],
-            checkpoint__keep_last=STEPS,
-            **changes,
-        ),
-        "after": LAST_STEPS[0],
-    }
-    run_ranks(2, "tests.distributed.workers.designs:train_all", {"runs": [run]})
-    assert_resumed_exactly(tmp_path / "muon", tmp_path / "muon-after-3")
 
 
 def test_the_audit_lists_every_phase(found: dict[str, Any]) -> None:

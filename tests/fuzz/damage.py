@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from hypothesis import strategies as st
@@ -117,6 +119,17 @@ def damaged_json(content: bytes) -> st.SearchStrategy[bytes]:
     return st.one_of(
         [damaged(content), odd, odd, st.binary(max_size=60), st.sampled_from(NO_OBJECTS)]
     )
+
+
+@contextmanager
+def holding(path: Path, content: bytes) -> Iterator[None]:
+    """Let a file hold something else for a while."""
+    honest = path.read_bytes()
+    path.write_bytes(content)
+    try:
+        yield
+    finally:
+        path.write_bytes(honest)
 
 
 def right_or_refused(action: Callable[[], T]) -> T | str:

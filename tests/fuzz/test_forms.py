@@ -54,7 +54,14 @@ from pretrain.training import earlier
 from tests.data_pipeline.helpers import quiet
 from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
 from tests.fabricated_runs import write_run
-from tests.fuzz.damage import REFUSED, damaged_json, odd_json, odd_values, right_or_refused
+from tests.fuzz.damage import (
+    REFUSED,
+    damaged_json,
+    holding,
+    odd_json,
+    odd_values,
+    right_or_refused,
+)
 from tests.tiny_exports import export_facts
 
 JOB = SlurmJob("7", 0, "n[1-2]")
@@ -297,11 +304,8 @@ def test_a_damaged_file_is_of_its_type_or_refused(
         changed = forged(json.loads(content))
     else:
         changed = damaged_json(content)
-    form.path.write_bytes(data.draw(changed))
-    try:
+    with holding(form.path, data.draw(changed)):
         found = right_or_refused(form.read)
-    finally:
-        form.path.write_bytes(content)
     assert found is REFUSED or type(found) is type(honest)
     if form.checked and not forge:
         assert found is REFUSED or found == honest

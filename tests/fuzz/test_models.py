@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from pretrain.config.load import load_config
 from pretrain.export.source_model import import_model, open_source
-from tests.fuzz.damage import REFUSED, damaged, damaged_json, odd_json, right_or_refused
+from tests.fuzz.damage import (
+    REFUSED,
+    damaged,
+    damaged_json,
+    holding,
+    odd_json,
+    right_or_refused,
+)
 from tests.pretrain.export.test_source_model import CONFIG, OVERRIDES, model
 from tests.tiny_exports import tiny_language_model
 
@@ -58,13 +65,9 @@ def json_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", ["starcoder2", "index", "gpt2"])
 def test_json_files(json_files: dict[str, Path], name: str, data: st.DataObject) -> None:
     path = json_files[name]
-    content = path.read_bytes()
     assert all_weights(path.parent)
-    path.write_bytes(data.draw(damaged_json(content)))
-    try:
+    with holding(path, data.draw(damaged_json(path.read_bytes()))):
         right_or_refused(lambda: all_weights(path.parent))
-    finally:
-        path.write_bytes(content)
 
 
 def with_header(content: bytes, header: Any) -> bytes:
@@ -99,28 +102,19 @@ def damaged_safetensors(content: bytes) -> st.SearchStrategy[bytes]:
     ],
 )
 def test_settings_that_are_refused(source: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    path = source / "config.json"
-    content = path.read_bytes()
-    path.write_text(json.dumps(CONFIG | changes))
-    try:
+    with holding(source / "config.json", json.dumps(CONFIG | changes).encode()):
         refused = right_or_refused(
             lambda: import_model(source, tmp_path / "out", "demo", OVERRIDES)
         )
         assert refused == REFUSED
         assert not (tmp_path / "out").exists()
-    finally:
-        path.write_bytes(content)
 
 
 @given(st.data())
 def test_safetensors(source: Path, data: st.DataObject) -> None:
     path = source / "model.safetensors"
-    content = path.read_bytes()
-    path.write_bytes(data.draw(damaged_safetensors(content)))
-    try:
+    with holding(path, data.draw(damaged_safetensors(path.read_bytes()))):
         right_or_refused(lambda: all_weights(source))
-    finally:
-        path.write_bytes(content)
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +130,7 @@ def test_initial_weights(imported: Path, data: st.DataObject) -> None:
     path = imported / "weights.safetensors"
     content = path.read_bytes()
     expected = {role: GivenWeights(path).head(0, role, 1, 4) for role in ("query", "key")}
-    path.write_bytes(data.draw(damaged_safetensors(content)))
-    try:
+    with holding(path, data.draw(damaged_safetensors(content))):
         config = right_or_refused(lambda: load_config(str(imported / "config.yaml")))
         given_weights = GivenWeights(path)
         right_or_refused(lambda: given_weights.has("norm.weight"))
@@ -150,8 +143,6 @@ def test_initial_weights(imported: Path, data: st.DataObject) -> None:
                 or changed_digest(given_weights, content)
             )
         assert config is not None
-    finally:
-        path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +150,9 @@ def test_initial_weights(imported: Path, data: st.DataObject) -> None:
 )
 def test_a_header_of_initial_weights(imported: Path, before_after: tuple[bytes, bytes]) -> None:
     path = imported / "weights.safetensors"
-    content = path.read_bytes()
-    path.write_bytes(content.replace(*before_after, 1))
-    try:
+    with holding(path, path.read_bytes().replace(*before_after, 1)):
         assert right_or_refused(lambda: load_config(str(imported / "config.yaml"))) == REFUSED
         assert right_or_refused(lambda: GivenWeights(path).has("norm.weight")) in (REFUSED, True)
-    finally:
-        path.write_bytes(content)
 
 
 def changed_digest(given_weights: GivenWeights, content: bytes) -> bool:

@@ -24,7 +24,15 @@ from pretrain.runs.metrics_file import cut_back, last_record, read_metrics
 from pretrain.runs.position import Position
 from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
 from tests.fabricated_runs import write_run
-from tests.fuzz.damage import NO_OBJECTS, REFUSED, damaged, damaged_json, odd_json, right_or_refused
+from tests.fuzz.damage import (
+    NO_OBJECTS,
+    REFUSED,
+    damaged,
+    damaged_json,
+    holding,
+    odd_json,
+    right_or_refused,
+)
 
 RECORDS = [{"step": step, "tokens": 8 * step, "loss/train": 4.0 / step} for step in range(1, 9)]
 METRICS = b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
@@ -199,11 +207,8 @@ def test_runs_that_are_compared(runs: Path, data: st.DataObject) -> None:
         json.dumps(as_json(comparison))
         return "".join(map(str, report_page(comparison, [])))
 
-    file.write_bytes(changed)
-    try:
+    with holding(file, changed):
         right_or_refused(compare)
-    finally:
-        file.write_bytes(content)
 
 
 def odd_contents(file: Path, content: bytes) -> st.SearchStrategy[bytes]:

@@ -12,9 +12,14 @@ import torch
 
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.bank.shards import digest, layer_shard
-from megatron_patches.engine.random_streams import normal_rows
 from pretrain.ranks.groups import ParallelContext
-from tests.distributed.one_layer import full_weights, run_layer, worst_difference
+from tests.distributed.one_layer import (
+    full_weights,
+    initial_rows,
+    plain_layer,
+    run_layer,
+    worst_difference,
+)
 from tests.distributed.workers.runs import parallel
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, SEED, SEQ, bank_of, build
 
@@ -60,49 +65,22 @@ def _reference(
 ) -> dict[str, torch.Tensor]:
     """The whole layer in plain torch operations on full weights, differentiated by autograd."""
 
-    def bank(role: str, heads: int) -> torch.Tensor:
-        if recipe is not None:
-            return layer_shard(
-                recipe, 0, role=role, rank=0, tensor_parallel_size=1, dtype=torch.float64
-            )
-        return normal_rows(
-            SEED,
-            f"layer.0.attention.{role}",
-            rows=range(heads * HEAD_DIM),
-            columns=HIDDEN,
-            std=0.02,
-        ).double()
+    def rows(role: str, heads: int) -> torch.Tensor:
+        if recipe is None:
+            return initial_rows(SEED, role, heads * HEAD_DIM)
+        return layer_shard(
+            recipe, 0, role=role, rank=0, tensor_parallel_size=1, dtype=torch.float64
+        )
 
-    x = x.clone().requires_grad_()
-    value_weight = normal_rows(
-        SEED, "layer.0.attention.value", rows=range(groups * HEAD_DIM), columns=HIDDEN, std=0.02
-    ).double()
-    value_weight.requires_grad_()
-    proj = normal_rows(
-        SEED,
-        "layer.0.attention.proj",
-        rows=range(HIDDEN),
-        columns=HEADS * HEAD_DIM,
-        std=0.02 / math.sqrt(2),
-    ).double()
-    query = (x @ bank("query", HEADS).t()).unflatten(-1, (HEADS, HEAD_DIM))
-    key = (
-        (x @ bank("key", groups).t())
-        .unflatten(-1, (groups, HEAD_DIM))
-        .repeat_interleave(HEADS // groups, dim=2)
-    )
-    value = (
-        (x @ value_weight.t())
-        .unflatten(-1, (groups, HEAD_DIM))
-        .repeat_interleave(HEADS // groups, dim=2)
-    )
-    scores = torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(HEAD_DIM)
-    future = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
-    probabilities = scores.masked_fill(future, -math.inf).softmax(dim=-1)
-    context_layer = torch.einsum("bhst,tbhd->sbhd", probabilities, value).flatten(2)
-    output = context_layer @ proj.t()
-    output.backward(output_grad)
-    return {"output": output, "input": x.grad, "value": value_weight.grad}
+    def probabilities(x: torch.Tensor) -> torch.Tensor:
+        query = (x @ rows("query", HEADS).t()).unflatten(-1, (HEADS, HEAD_DIM))
+        key = (x @ rows("key", groups).t()).unflatten(-1, (groups, HEAD_DIM))
+        key = key.repeat_interleave(HEADS // groups, dim=2)
+        scores = torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(HEAD_DIM)
+        future = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
+        return scores.masked_fill(future, -math.inf).softmax(dim=-1)
+
+    return plain_layer(x, output_grad, groups, SEED, probabilities=probabilities)
 
 
 def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:

@@ -31,6 +31,7 @@ _PLACES = {
 }
 """{event: places of the paths that it changes, in its arguments}."""
 _PROGRAMS = ("subprocess.Popen", "os.posix_spawn", "os.exec")
+_WATCHED = {"open", "socket.connect", *_PLACES, *_PROGRAMS}
 _OWN_PROGRAMS = {Path(sys.executable).name, "git", "ldconfig", "gcc", "uname", "fc-list"}
 
 
@@ -54,6 +55,8 @@ def watch() -> None:
         return not f"{os.path.realpath(directory)}/{name}/".startswith((*allowed, "/dev/"))
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _WATCHED:
+            return  # an import alone has a hundred thousand others
         told = [path for path in changed(event, arguments) if foreign(path)]
         if event == "socket.connect":
             address = arguments[1]

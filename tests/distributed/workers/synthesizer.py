@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_patches.bank.shards import digest
 from megatron_patches.engine.freeze import frozen_layers
-from megatron_patches.errors import MethodError
 from megatron_patches.recipe.counting import executed_flops_per_token
 from megatron_patches.recipe.parts import ModelShape
 from megatron_patches.recipe.variants import policy_for
@@ -64,11 +63,6 @@ def everything(payload: dict[str, Any]) -> dict[str, Any]:
                 f"sequence_parallel={parallel}": _dropout(context, parallel)
                 for parallel in ((False, True) if context.world_size > 1 else (False,))
             },
-            "limits": {
-                variant: _limits(context, variant)
-                for variant in payload["variants"]
-                if context.world_size == 1
-            },
             "flops": {
                 f"{variant} trainable={trainable}": _flops(context, variant, trainable)
                 for variant in payload["variants"]
@@ -103,10 +97,8 @@ def _case(
         for name in core.recipe.matrices:
             gradient = getattr(core, name).grad
             errors[name] = worst_difference(gradient, _own(expected[name].flatten(0, 1), context))
-    future = torch.ones(length, length, dtype=torch.bool).triu(1) if mask is None else mask
     return {
         "errors": errors,
-        "seen_future": float((core.probabilities(length, mask) * future).abs().max()),
         **layer.report,
         "logit_sd": float(core.logits(LENGTH).std()),
     }
@@ -163,33 +155,6 @@ def _dropout(context: ParallelContext, sequence_parallel: bool) -> dict[str, Any
         "differs_between_ranks": all(not torch.equal(ranks[0], other) for other in ranks[1:]),
         "mean": float(torch.stack(ranks).mean()),
         "evaluation": float((kept_all - 1).abs().max()),
-    }
-
-
-def _limits(context: ParallelContext, variant: str) -> dict[str, Any]:
-    """A changed input moves nothing before it, bit for bit.
-
-    An input longer than the matrices is refused.
-    """
-    attention = synthesizer(context, variant).decoder.layers[0].self_attention
-    x = torch.randn(
-        LENGTH + 1, 1, HIDDEN, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
-    changed = x.clone()
-    changed[5] += 1.0
-    with torch.no_grad():
-        moved = (attention(changed[:LENGTH], None)[0] - attention(x[:LENGTH], None)[0]).abs()
-        shorter = attention(x[:8], None)[0] - attention(x[:LENGTH], None)[0][:8]
-    try:
-        attention(x, None)
-        complaint = None
-    except MethodError as error:
-        complaint = str(error)
-    return {
-        "before": float(moved[:5].max()),
-        "after": float(moved[5:].amax(dim=(1, 2)).min()),
-        "shorter": float(shorter.abs().max()),
-        "complaint": complaint,
     }
 
 

@@ -46,9 +46,6 @@ def runs_and_models(payload: dict[str, Any]) -> dict[str, Any]:
                 for position in ("learned", "rope")
                 for variant in ("orthogonal", "gaussian")
             },
-            "causality": {
-                variant: model.causality(variant) for variant in ("vanilla", "orthogonal")
-            },
             "equal_weights": {str(groups): model.equal_weights(groups) for groups in (4, 2)},
             "flops": {str(groups): model.flops(groups) for groups in (4, 2)},
             "tokens": tokens[:, 1:].numel(),
@@ -121,21 +118,6 @@ class _Models:
         with torch.no_grad():
             token_losses(model, self.tokens)
         return float(torch.stack(scores).std())
-
-    def causality(self, variant: str) -> dict[str, float]:
-        """Return the change of the logits before and from the position of a changed token."""
-        model = self.build(variant)
-        position = 9
-        inputs = self.tokens[:, :-1].contiguous()
-        changed = inputs.clone()
-        changed[:, position] = (changed[:, position] + 1) % self.config.model.vocab_size
-        positions = torch.arange(inputs.size(1)).expand_as(inputs)
-        with torch.no_grad():
-            moved = (model(changed, positions, None) - model(inputs, positions, None)).abs()
-        return {
-            "before": float(moved[:, :position].max()),
-            "after": float(moved[:, position:].amax(dim=(0, 2)).min()),
-        }
 
     def equal_weights(self, groups: int) -> dict[str, float]:
         """Relative differences between the frozen model and ordinary ones with its Q/K rows."""

@@ -39,9 +39,11 @@ def test_probabilities_sum_to_one_over_the_past_of_any_length(
         assert torch.count_nonzero(probabilities.triu(1)) == 0
         corner = attention.logits(SEQ)[:, :length, :length]
         torch.testing.assert_close(attention.logits(length), corner, rtol=1e-12, atol=1e-12)
-    with pytest.raises(
-        MethodError, match=f"an input of {SEQ + 1} positions is longer than the {SEQ}"
-    ):
+    refusal = (
+        f"an input of {SEQ + 1} positions is longer than the {SEQ} that the learned score matrices "
+        "have rows for; shorten it, or train with that data.sequence_length"
+    )
+    with pytest.raises(MethodError, match=refusal):
         attention.logits(SEQ + 1)
 
 
