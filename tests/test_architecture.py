@@ -398,7 +398,7 @@ APART = {
 """{a small module that one other of its folder imports: why it is one of its own}"""
 
 
-BUDGETS = {"core": 26_900, "laboratory": 10_100, "tools": 4_100, "tests": 35_275}
+BUDGETS = {"core": 26_770, "laboratory": 9_940, "tools": 4_020, "tests": 34_870}
 """Lines of code of each part at most, as `tools.count_code` counts them."""
 
 

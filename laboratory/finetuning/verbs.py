@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from data_pipeline.errors import needs_extra
+from data_pipeline.errors import how_to_install
 from data_pipeline.io.files import refuse_unwritable
+from pretrain.errors import UserError
 
 if TYPE_CHECKING:
     from laboratory.finetuning.glue_data import Task
@@ -171,8 +172,7 @@ def require_packages(verb: str, *modules: str) -> None:
     """Import transformers, and modules of packages of the extra `eval`, quietly.
 
     Raises:
-        UserError: transformers is not installed.
-        DataError: another package is not installed.
+        UserError: one of them is not installed.
     """
     from pretrain.export.models import require_transformers
     from pretrain.ranks.devices import use_cuda
@@ -182,9 +182,13 @@ def require_packages(verb: str, *modules: str) -> None:
     # detects.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda() else "cpu")
     require_transformers(verb)
-    with needs_extra(verb, "eval"):
+    try:
         for module in modules:
             import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"{verb} needs a package that is not installed ({error}); {how_to_install('eval')}"
+        ) from error
 
 
 def _query_key_notes(models: Sequence[Pretrained], train_query_key: bool) -> list[str]:
