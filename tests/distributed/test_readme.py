@@ -31,7 +31,7 @@ PASTED = {
     TRY: OPTIONS,
     "tensorboard --logdir demo/runs": " --inspect",
     "python -m pretrain plan large": "",
-    "python -m pretrain train demo": f"{SETTINGS} --local-ranks 1",  # `make demo` starts four
+    "python -m pretrain train demo": SETTINGS,
     "python -m pretrain sweep a1_init": " --dry-run",
     "python -m pretrain compare demo/runs/vanilla demo/runs/": "",
     EXPORT: "",
