@@ -94,8 +94,9 @@ def test_what_does_not_fit_the_run_is_refused(answers: dict[str, Any]) -> None:
 def test_effective_weights_and_attention_are_those_the_model_uses(answers: dict[str, Any]) -> None:
     for differences in answers["heads"]:
         assert differences["linear"] < 1e-5
-        assert differences["causal"] < 1e-6
-        assert differences["documents"] < 1e-6
+        # Some ulps of 2^-23 for weights up to 1: other kernels sum the scores in another order.
+        assert differences["causal"] < 3e-6
+        assert differences["documents"] < 3e-6
 
 
 def test_approximation_repeats_exactly_and_learns(answers: dict[str, Any]) -> None:
