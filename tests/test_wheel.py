@@ -180,7 +180,7 @@ def test_ora_data_works_where_the_user_is(installed: Installed) -> None:
     text.write_text("".join(f"a word {number**2}, and another one\n" for number in range(999)))
     options = ("--out", "small", "--vocab-size=280")
     installed.output("ora-data", "train-tokenizer", "text.txt", *options)
-    made = {path.name for path in installed.outside.iterdir()}
-    assert made == {"text.txt", "small.model", "small.json"}
-    for name in made:
+    written = {path.name for path in installed.outside.iterdir()}
+    assert written == {"text.txt", "small.model", "small.json"}
+    for name in written:
         (installed.outside / name).unlink()

@@ -160,8 +160,8 @@ class Blend:
         """Return the held-out perplexity of the training tokens' frequencies, add-one smoothed.
 
         A model that knows only how frequent each token is reaches this value; a language model must
-        be well below it.
-        Training tokens count in the blend's proportions, held-out tokens as in a validation.
+        be well below it. Training tokens count in the blend's proportions, held-out tokens as in a
+        validation.
 
         Raises:
             DataError: If there are no held-out tokens.

@@ -68,7 +68,7 @@ def layouts(largest_world: int) -> list[Layout]:
 
 
 def possible(design: str, precision: str, layout: Layout) -> bool:
-    """What the program accepts: see `pretrain.config.layout_refusals`."""
+    """Return whether the program accepts it, by the rules of `pretrain.config.layout_refusals`."""
     if design in PHASED and layout.zero_stage not in (1, 2):
         return False
     if "hybrid" in design and layout.zero_stage == 3 and layout.tensor_parallel == 4:

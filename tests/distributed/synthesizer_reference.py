@@ -33,8 +33,8 @@ def reference(
         mask = torch.ones(length, length, dtype=torch.bool).triu(1).expand(BATCH, 1, length, length)
     logits = logits[:, :length, :length].expand(BATCH, HEADS, length, length)
     probabilities = logits.masked_fill(mask, -math.inf).softmax(dim=-1)
-    found = plain_layer(x, output_grad, groups, SEED, probabilities=lambda _: probabilities)
-    return found | {name: weight.grad for name, weight in learned.items()}
+    plain = plain_layer(x, output_grad, groups, SEED, probabilities=lambda _: probabilities)
+    return plain | {name: weight.grad for name, weight in learned.items()}
 
 
 def rank_of(variant: str) -> int | None:

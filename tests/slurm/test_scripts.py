@@ -153,11 +153,11 @@ def with_python(
     python.write_text(f"#!/bin/bash\n{program}\nexit 3\n")
     python.chmod(0o755)
     job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "x", "SLURM_JOB_NUM_NODES": "1"}
-    own = {"ORA_SITE": "/dev/null", "ORA_CODE": str(ROOT), "ORA_PYTHON": str(python)}
+    site = {"ORA_SITE": "/dev/null", "ORA_CODE": str(ROOT), "ORA_PYTHON": str(python)}
     return subprocess.run(
         ["bash", *command],
         cwd=ROOT,
-        env={**os.environ, **job, **own, **environment},
+        env={**os.environ, **job, **site, **environment},
         capture_output=True,
         text=True,
         timeout=120,

@@ -26,17 +26,17 @@ def test_a_result_is_made_once(tmp_path: Path) -> None:
         calls.append(1)
         return {"score": 0.5, "loss": math.nan}
 
-    made = {"score": 0.5}
-    assert read_or_make(path, IDENTITY, FORM, make) == (made, False)
-    assert read_or_make(path, IDENTITY, FORM, make) == (made, True) and len(calls) == 1
-    assert json.loads(path.read_text()) == {"identity": IDENTITY, "loss": None, **made}
+    result = {"score": 0.5}
+    assert read_or_make(path, IDENTITY, FORM, make) == (result, False)
+    assert read_or_make(path, IDENTITY, FORM, make) == (result, True) and len(calls) == 1
+    assert json.loads(path.read_text()) == {"identity": IDENTITY, "loss": None, **result}
     assert read_result(path, {**IDENTITY, "seed": 2}, FORM) is None
     assert read_result(tmp_path / "trials/two.json", IDENTITY, FORM) is None
     nameless = '{"identity": {"model": "a", "seed": 1}, "score": "0.5"}'
     for text in (path.read_text()[:30], "[]", "{}", '"identity"', nameless):
         path.write_text(text)
         assert read_result(path, IDENTITY, FORM) is None
-    assert read_or_make(path, IDENTITY, FORM, make) == (made, False) and len(calls) == 2
+    assert read_or_make(path, IDENTITY, FORM, make) == (result, False) and len(calls) == 2
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -90,14 +90,14 @@ def masters(engine: Any) -> dict[str, torch.Tensor]:
     """The fp32 weights by name, as DeepSpeed tells them."""
     from deepspeed.utils import safe_get_full_fp32_param
 
-    found = dict(engine.module.named_parameters())
+    weights = dict(engine.module.named_parameters())
     if engine.zero_optimization_stage():
-        found = {name: safe_get_full_fp32_param(parameter) for name, parameter in found.items()}
+        weights = {name: safe_get_full_fp32_param(parameter) for name, parameter in weights.items()}
     elif hasattr(engine.optimizer, "fp32_groups"):
         low, high = engine.optimizer.fp16_groups, engine.optimizer.fp32_groups
         copies = {id(one): copy for one, copy in zip(chain(*low), chain(*high), strict=True)}
-        found = {name: copies[id(parameter)] for name, parameter in found.items()}
-    return {name: values.detach().clone().flatten() for name, values in found.items()}
+        weights = {name: copies[id(parameter)] for name, parameter in weights.items()}
+    return {name: values.detach().clone().flatten() for name, values in weights.items()}
 
 
 def moments(engine: Any) -> dict[str, torch.Tensor]:

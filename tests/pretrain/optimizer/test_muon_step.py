@@ -183,9 +183,9 @@ def test_the_type_of_the_iterations(
     found: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = getattr(torch.cpu, "get_capabilities", dict)()
-    if known.get("architecture") == "x86_64":
-        assert {"avx512_bf16", "amx_bf16"} <= set(known)  # the names that are asked for
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    if capabilities.get("architecture") == "x86_64":
+        assert {"avx512_bf16", "amx_bf16"} <= set(capabilities)  # the names that are asked for
     # This CPU has one set of instructions, and older versions of torch do not say which.
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {instructions: True}, raising=False)
     made = Made(monkeypatch, newton_schulz_dtype=asked)

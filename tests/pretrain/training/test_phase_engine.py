@@ -144,10 +144,10 @@ def test_an_action_changes_weights_that_an_update_has_moved_and_no_others(
         phased.actions = update.Actions(phased.engine, actions)
         with phased.actions.around_update(1):
             train(phased, allowed=False)
-        before = masters(phased)
+        refused = masters(phased)
         with phased.actions.around_update(2):
             train(phased)
-        trained[bool(actions)] = before, masters(phased)
+        trained[bool(actions)] = refused, masters(phased)
         phased.close()
     assert all(map(torch.equal, trained[True][0], trained[False][0]))
     for halved, whole in zip(trained[True][1], trained[False][1], strict=True):
