@@ -24,4 +24,4 @@ def mounted(place: Path, options: str) -> Iterator[Path]:
     try:
         yield place
     finally:
-        subprocess.run(["umount", place], check=True)
+        subprocess.run(["umount", "--recursive", place], check=True)

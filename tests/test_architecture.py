@@ -393,12 +393,11 @@ APART = {
     "megatron_patches/bank/structured.py": "rows of fixed matrices, with a cosine of their own",
     "pretrain/export/agreement.py": "an export that is shown to agree with its model",
     "pretrain/training/state_transfer.py": "what passes from the engine of one phase to the next",
-    "pretrain/telemetry/weights_and_biases.py": "the only file that knows the package wandb",
 }
 """{a small module that one other of its folder imports: why it is one of its own}"""
 
 
-BUDGETS = {"core": 26_770, "laboratory": 9_940, "tools": 4_020, "tests": 34_870}
+BUDGETS = {"core": 26_780, "laboratory": 9_940, "tools": 4_020, "tests": 34_930}
 """Lines of code of each part at most, as `tools.count_code` counts them."""
 
 

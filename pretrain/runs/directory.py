@@ -47,8 +47,9 @@ DAMAGED_SUFFIX, INCOMPLETE_SUFFIX = ".damaged", ".incomplete"
 ABOUT = "checkpoint.json"
 """File that describes a checkpoint; written after every rank's file, before MARKER."""
 _CHECKPOINT = re.compile(r"step_([0-9]{1,15})")
+_HALF_REMOVED = re.compile(r"\.step_[0-9]+(-[0-9]+)?")
 _LEFT_BEHIND = re.compile(
-    rf".+-[0-9]+{re.escape(TEMPORARY_SUFFIX)}|\.(latest|state)\..+|\.step_[0-9]+"
+    rf".+-[0-9]+{re.escape(TEMPORARY_SUFFIX)}|\.(latest|state)\..+|{_HALF_REMOVED.pattern}"
 )
 """Temporary files, named by this version or older ones, and half-removed checkpoints."""
 _LONGEST_WORD = 100
@@ -156,15 +157,14 @@ class RunDirectory:
         return [path for path in self._checkpoints() if (path / WITHDRAWN).exists()]
 
     def removed(self, checkpoint: Path) -> Path:
-        """Return the name of a checkpoint while its files are being removed."""
-        return checkpoint.with_name(f".{checkpoint.name.removeprefix('.')}")
+        """Return a free name for a checkpoint while its files are being removed."""
+        hidden = checkpoint.with_name(f".{checkpoint.name}")
+        return free_name(hidden, "-1") if os.path.lexists(hidden) else hidden
 
     def half_removed(self) -> list[Path]:
         """Return the directories of checkpoints whose removal has begun."""
         return [
-            path
-            for path in self.checkpoints.glob(".step_*")
-            if _CHECKPOINT.fullmatch(path.name.removeprefix("."))
+            path for path in self.checkpoints.glob(".step_*") if _HALF_REMOVED.fullmatch(path.name)
         ]
 
     def temporary_files(self) -> list[Path]:

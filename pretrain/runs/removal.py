@@ -97,7 +97,9 @@ def put_away(run: RunDirectory, checkpoint: Path, begun_here: bool = False) -> P
     """
     outcome = fate(run, checkpoint, begun_here)
     if outcome is Fate.GOES:
-        _remove_directory(run, checkpoint)
+        hidden = _hide(run, checkpoint)
+        with suppress(OSError):  # its name is free; what is left goes after the next save
+            _remove_directory(hidden)
     if outcome is not Fate.ASIDE:
         return None
     return checkpoint.rename(free_name(checkpoint, INCOMPLETE_SUFFIX))
@@ -131,13 +133,15 @@ def remove_oldest(run: RunDirectory, keep_last: int, every: int) -> str | None:
     irregular = [path for path in newest_first[1:] if path not in regular]
     outlived = [*newest_first[:1], *regular, *irregular][max(1, keep_last) :]
     left = None
-    for old in [*run.half_removed(), *outlived]:
+    half_removed = run.half_removed()
+    for path in [*half_removed, *(old for old in outlived if old not in good)]:
+        hidden = path
         try:
-            if old not in good:
-                _remove_directory(run, old)
+            if path not in half_removed:
+                hidden = _hide(run, path)
+            _remove_directory(hidden)
         except OSError as error:
-            path = old if old.exists() else run.removed(old)
-            left = f"{path} is not needed any more and cannot be removed ({error.strerror})"
+            left = f"{hidden} is not needed any more and cannot be removed ({error.strerror})"
     return left
 
 
@@ -155,18 +159,23 @@ def remove_file(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _remove_directory(run: RunDirectory, checkpoint: Path) -> None:
-    """Remove a checkpoint.
+def _hide(run: RunDirectory, checkpoint: Path) -> Path:
+    """Rename a checkpoint that is to be removed, so that half of one is never taken for one.
 
-    The directory is renamed first, so that a half-removed one is never taken for a checkpoint.
+    Its own name is free at once, even where NFS keeps a file until every process has closed it.
     """
-    gone = run.removed(checkpoint)
-    if checkpoint != gone:
-        shutil.rmtree(gone, ignore_errors=True)  # of a removal that was not finished
-        checkpoint.rename(gone)
-    if gone.is_symlink():  # the files elsewhere belong to somebody else
-        gone.unlink()
+    return checkpoint.rename(run.removed(checkpoint))
+
+
+def _remove_directory(hidden: Path) -> None:
+    """Remove what `_hide` has renamed.
+
+    Raises:
+        OSError: something in it cannot be removed; all else is gone.
+    """
+    if hidden.is_symlink():  # the files elsewhere belong to somebody else
+        hidden.unlink()
         return
-    shutil.rmtree(gone, ignore_errors=True)  # first all that can be removed; then raise the rest
+    shutil.rmtree(hidden, ignore_errors=True)  # first all that can be removed; then raise the rest
     with suppress(FileNotFoundError):
-        shutil.rmtree(gone)
+        shutil.rmtree(hidden)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ class WandbRun:
 
     Args:
         settings: {name: value} by which wandb's tables distinguish runs.
-        say: Called once if wandb fails later. Training continues, since these numbers are also in
+        say: Called if wandb fails. Training continues, since these numbers are also in
             metrics.jsonl.
 
     Raises:
-        UserError: wandb cannot start the run.
+        UserError: wandb cannot start a new run. A run that continues writes files instead, since
+            nobody may be there to answer.
     """
 
     def __init__(
@@ -47,23 +49,33 @@ class WandbRun:
         identity = run_path / "wandb" / "id"
         if resume_step == 0 or not identity.is_file():
             write_text_atomically(identity, uuid.uuid4().hex[:12] + "\n")
+        start = partial(
+            wandb.init,
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=run_path.name,
+            id=identity.read_text().strip(),
+            resume="allow",
+            dir=str(run_path),
+            config=dict(settings),
+            settings=wandb.Settings(
+                silent=True, console="off", disable_git=True, disable_code=True
+            ),
+        )
         try:
-            self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", PROJECT),
-                name=run_path.name,
-                id=identity.read_text().strip(),
-                resume="allow",
-                dir=str(run_path),
-                config=dict(settings),
-                settings=wandb.Settings(
-                    silent=True, console="off", disable_git=True, disable_code=True
-                ),
-            )
+            self._run = start()
         except wandb.Error as error:
-            raise UserError(
-                f"telemetry.wandb: {' '.join(str(error).split()).rstrip('.')}; run `wandb login` "
-                "once, set WANDB_MODE=offline, or set telemetry.wandb=false"
-            ) from error
+            reason = " ".join(str(error).split()).rstrip(".")
+            if resume_step == 0:
+                raise UserError(
+                    f"telemetry.wandb: {reason}; run `wandb login` once, set WANDB_MODE=offline, "
+                    "or set telemetry.wandb=false"
+                ) from error
+            say(
+                f"telemetry: wandb does not continue the run ({reason}); its numbers go to files "
+                f"now, and `wandb sync {run_path}/wandb/offline-run-*` sends them later"
+            )
+            wandb.teardown()  # it would take the files for those of the run that did not start
+            self._run = start(mode="offline")
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Send all scalars of a step.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from pretrain.runs.removal import (
     remove_oldest,
 )
 from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
+from tests.mounts import mounted
 from tests.parsed_files import nodes
 from tests.ranks import ROOT
 
@@ -28,8 +30,12 @@ INDEX, ABOUT = "parameters.json", "checkpoint.json"
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
+    return complete_run(tmp_path / "run")
+
+
+def complete_run(path: Path) -> RunDirectory:
     """A run with a complete checkpoint of two ranks, of step 6."""
-    run = RunDirectory(tmp_path / "run")
+    run = RunDirectory(path)
     parts = [slice_of_full(rank, block) for rank, block in enumerate(ROWS)]
     write_checkpoint(run.checkpoint(6), parts, about())
     return run
@@ -136,11 +142,42 @@ def test_what_cannot_be_removed_is_named_and_tried_again(run: RunDirectory) -> N
     in_the_way = run.removed(run.checkpoint(6))
     in_the_way.touch()
     left = remove_oldest(run, keep_last=1, every=1)
-    assert left is not None and left.startswith(str(run.checkpoint(6)))
+    assert left is not None and left.startswith(str(in_the_way))
     assert left.endswith("cannot be removed (Not a directory)")
     in_the_way.unlink()
     assert remove_oldest(run, keep_last=1, every=1) is None
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_00000007"]
+
+
+def test_what_is_held_stops_no_start_and_goes_later(tmp_path: Path) -> None:
+    """As on NFS, which keeps a removed file until every process has closed it."""
+    (tmp_path / "disk").mkdir()
+    with mounted(tmp_path / "disk", "size=16m") as disk:
+        run = complete_run(disk / "run")
+        path = run.checkpoint(6)
+        for _ in range(2):
+            (path / MARKER).replace(path / WITHDRAWN)
+            hold(path)
+            assert put_away(run, path) is None and not path.exists()
+            complete_run(run.path)
+        held = sorted(run.half_removed())
+        assert [each.name for each in held] == [".step_00000006", ".step_00000006-1"]
+        assert all([each.name for each in directory.iterdir()] == ["held"] for directory in held)
+        assert run.complete_checkpoints() == [path]
+        left = remove_oldest(run, keep_last=1, every=1)
+        assert left is not None and left.startswith((f"{held[0]} is", f"{held[1]} is"))
+        assert left.endswith("cannot be removed (Device or resource busy)")
+        for directory in held:
+            subprocess.run(["umount", directory / "held"], check=True)
+        assert remove_oldest(run, keep_last=1, every=1) is None
+        assert [*run.checkpoints.iterdir()] == [path]
+
+
+def hold(checkpoint: Path) -> None:
+    """Keep a directory from being removed: a file system is mounted in it."""
+    (checkpoint / "held").mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", checkpoint / "held"]
+    subprocess.run(command, check=True)
 
 
 def test_only_temporary_files_of_this_program_are_left_behind(run: RunDirectory) -> None:
@@ -149,6 +186,7 @@ def test_only_temporary_files_of_this_program_are_left_behind(run: RunDirectory)
     for name in (*own, *others):
         (run.path / name).touch()
     (run.checkpoints / ".step_00000001").mkdir()
+    (run.checkpoints / ".step_00000001-2").mkdir()
     (run.checkpoints / ".step_of_mine").mkdir()
     remove_left_behind(run)
     left = {path.name for path in (*run.path.iterdir(), *run.checkpoints.iterdir())}

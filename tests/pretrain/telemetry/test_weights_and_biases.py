@@ -5,6 +5,7 @@ Read back from its files.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -12,14 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
+from tests.ports import free_ports
 from tests.pretrain.telemetry.records import make_record, open_telemetry, read_strictly
 
 THERE = find_spec("wandb") is not None
 BLOCK, HEADER = 32768, 7
+
+
+@pytest.fixture(autouse=True)
+def its_own_environment() -> Iterator[None]:
+    """Wandb reads its environment variables once for all runs of a process."""
+    yield
+    if THERE:
+        import wandb
+
+        wandb.teardown()
 
 
 @pytest.mark.skipif(THERE, reason="wandb is installed")
@@ -53,6 +66,28 @@ def test_offline_files_hold_the_run_and_its_resume_under_one_id(
     for record in read_strictly(run):
         for tag in record.keys() - {"step", "tokens", "samples", "memory/host_rss"}:
             assert by_step[record["step"]][tag] == record[tag], tag
+
+
+@pytest.mark.skipif(not THERE, reason="needs the optional package wandb: pip install '.[wandb]'")
+def test_a_server_that_is_away_stops_a_new_run_and_no_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "10")
+    with pytest.raises(UserError, match=r"telemetry\.wandb: .*set WANDB_MODE=offline"):
+        open_telemetry(tmp_path / "new", wandb=True)
+    telemetry = open_telemetry(tmp_path / "run")
+    telemetry.log(make_record(1))
+    telemetry.close()
+    output = io.StringIO()
+    console = Console(file=output, width=1000)
+    telemetry = open_telemetry(tmp_path / "run", wandb=True, resume_step=1, console=console)
+    telemetry.log(make_record(2))
+    telemetry.close()
+    assert "telemetry: wandb does not continue the run (" in output.getvalue()
+    (path,) = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
+    assert [history["_step"] for history in histories(path)] == [2]
 
 
 @pytest.mark.skipif(not THERE, reason="needs the optional package wandb: pip install '.[wandb]'")
