@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from data_pipeline.io.files import read_regular
+from data_pipeline.io.files import hash_file, read_regular
 from data_pipeline.io.forms import Count, parse_json
 from megatron_patches.recipe.optimizers import FP32
 from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
@@ -49,12 +49,17 @@ class DamagedCheckpoint(UserError):
 
 
 def damaged(file: Path, problem: str) -> DamagedCheckpoint:
-    """Return the error for a damaged file.
+    """Return the error for a damaged file, or for a checkpoint that is no longer there.
 
     Args:
         file: A file in the checkpoint's directory.
         problem: A clause that follows the file's name.
     """
+    if not file.parent.is_dir():
+        return DamagedCheckpoint(
+            f"{file.parent} was removed while it was being read: a training goes on and keeps its "
+            "last checkpoint.keep_last; start again, which takes the newest"
+        )
     return DamagedCheckpoint(
         f"{file} {problem}; restore it, or take another checkpoint: --step, or for a training "
         f"checkpoint.fall_back=true, which keeps {file.parent.name} aside and continues from the "
@@ -304,6 +309,18 @@ def read_marker(checkpoint: Path) -> dict[str, StoredFile]:
     if wrong or not {PARAMETERS, ABOUT} <= files.keys():
         raise damaged(checkpoint / MARKER, "does not name the files of a checkpoint")
     return files
+
+
+def marker_digest(checkpoint: Path) -> str:
+    """Return the SHA-256 of COMPLETE, which changes if the checkpoint is written again.
+
+    Raises:
+        UserError: COMPLETE cannot be read.
+    """
+    try:
+        return hash_file(checkpoint / MARKER)
+    except OSError as error:
+        raise unreadable(checkpoint / MARKER, error) from None
 
 
 def read_about(checkpoint: Path) -> About:

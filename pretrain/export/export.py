@@ -20,6 +20,7 @@ import pretrain
 from data_pipeline.io.files import hash_file, write_json, write_text_atomically
 from data_pipeline.io.words import shown
 from megatron_patches.recipe.counting import count_parameters
+from pretrain.checkpoint.format import marker_digest
 from pretrain.export.agreement import (
     LogitAgreement,
     compare_logits,
@@ -39,7 +40,6 @@ from pretrain.export.weight_files import write_weights
 from pretrain.model.build import DTYPES
 from pretrain.ranks.groups import ParallelContext
 from pretrain.reporting.text import perplexity
-from pretrain.runs.directory import MARKER
 from pretrain.runs.environment import package_version
 
 PACKAGES = ("transformers", "tokenizers", "safetensors")
@@ -77,7 +77,7 @@ def export_run(
     run = open_trained_run(path, step)
     architecture = architecture_of(run.config)
     # Taken first: if the checkpoint is written again meanwhile, the export counts as outdated.
-    checkpoint_digest = hash_file(run.checkpoint / MARKER)
+    checkpoint_digest = marker_digest(run.checkpoint)
     with made_beside(out) as directory:
         model = load_model(run, context)
         folded = _folded_adapters(run, model)

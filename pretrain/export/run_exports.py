@@ -7,12 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import hash_file, refusing
 from data_pipeline.io.lease import Lease
+from pretrain.checkpoint.format import DamagedCheckpoint, marker_digest
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.models import (
@@ -26,11 +27,13 @@ from pretrain.export.names import OWN_CODE
 from pretrain.ranks.devices import ask_for
 from pretrain.ranks.environment import speaks_for_all, without_launcher
 from pretrain.ranks.launch import prepare_child
-from pretrain.runs.directory import FINISHED, MARKER, RunDirectory, free_name, step_of
+from pretrain.runs.directory import FINISHED, RunDirectory, free_name, step_of
 from pretrain.runs.facts import read_facts
 
 _DTYPES = ("fp32", "bf16")
 _TIMEOUT = 6 * 3600
+_TRIES = 3
+"""How often the newest checkpoint is taken, of a run whose training removes it meanwhile."""
 _OWN_FILES = {
     "config.json",
     "generation_config.json",
@@ -49,7 +52,7 @@ def exported(path: Path, step: int | None = None) -> Path:
 
     Another process exports, because an export hides the GPUs from its process for good. If several
     commands want an export at once, one of them makes it. Exports whose checkpoints are gone are
-    removed.
+    removed. If a training goes on and removes the newest checkpoint meanwhile, its next is taken.
 
     Args:
         path: Directory of a run or an export.
@@ -70,12 +73,26 @@ def exported(path: Path, step: int | None = None) -> Path:
                 f"--step {step}: {path} is an export, which is of one step; leave --step out"
             )
         return path
-    checkpoint = run.find_checkpoint(step)
     if run.exports.is_symlink():
         raise UserError(
             f"{run.exports} is a link, and nothing is written to where it leads: make the export "
             f"with `python -m pretrain export {path} --out DIR`, and give DIR"
         )
+    for _ in range(_TRIES):
+        checkpoint = run.find_checkpoint(step)
+        try:
+            return _export_of(run, checkpoint)
+        except UserError:
+            if step is not None or checkpoint.is_dir():
+                raise
+    raise UserError(
+        f"the training of {path} removes each checkpoint before it is read; wait for its end, or "
+        "give it a larger checkpoint.keep_last"
+    )
+
+
+def _export_of(run: RunDirectory, checkpoint: Path) -> Path:
+    """Return the export of a checkpoint, made now unless it is there."""
     _remove_outdated(run)
     out = run.exports / checkpoint.name
     if out.is_dir() and not is_own_export(out):
@@ -84,12 +101,12 @@ def exported(path: Path, step: int | None = None) -> Path:
         print(f"{out} is not as an export was written; kept aside as {aside.name}", file=sys.stderr)
     with ExitStack() as stack:
         if not out.is_dir():
-            lease = Lease(run.exports / f".{out.name}.lock", f"exporting {path}", _TIMEOUT)
+            lease = Lease(run.exports / f".{out.name}.lock", f"exporting {run.path}", _TIMEOUT)
             with refusing(f"write {run.exports}"):
                 stack.enter_context(lease)
         if not out.is_dir():  # unless another command made the export while this one waited
             print(f"exporting {checkpoint} first", file=sys.stderr, flush=True)
-            export_apart(path, out, step_of(checkpoint))
+            export_apart(run.path, out, step_of(checkpoint))
     return out
 
 
@@ -216,7 +233,10 @@ def _remove_outdated(run: RunDirectory) -> None:
         if not _is_an_export(directory):
             continue
         checkpoint = live.get(directory.name)
-        if checkpoint is None or _checkpoint_fact(directory) != hash_file(checkpoint / MARKER):
+        with suppress(DamagedCheckpoint):  # a training that goes on removes it now
+            if checkpoint and _checkpoint_fact(directory) == marker_digest(checkpoint):
+                continue
+        with suppress(FileNotFoundError):  # another command removes it too
             shutil.rmtree(directory)
 
 

@@ -26,6 +26,13 @@ GRACE_SECONDS = 15.0
 """Seconds in which the other ranks may end by themselves after one failed."""
 HASTE_SECONDS = 5.0
 """Seconds until ranks are killed after a second Ctrl-C; a hanging collective ignores signals."""
+SENT_BY_THE_KERNEL = {
+    signal.SIGKILL: "the kernel sends it when memory is full (`dmesg` says so)",
+    signal.SIGBUS: "the kernel sends it when a file that is being read was cut short or its disk "
+    "fails (`python -m data_pipeline verify DIRECTORY` reads shards), or when /dev/shm is full",
+    signal.SIGSEGV: "a library has crashed",
+}
+"""{a signal that ends one rank, so that the others fail for it: what it usually means}"""
 
 
 def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
@@ -146,14 +153,16 @@ class _Ranks:
 
     def _exit_code(self, failed: list[subprocess.Popen[bytes]]) -> int:
         """Return the exit code for ranks of which some failed; print the signal that ended one."""
-        # A killed rank is the cause: it cannot have failed because of the others.
-        killed = [process for process in self.processes if process.poll() == -signal.SIGKILL]
-        first = (killed or failed)[0]
+        # Such a rank is the cause: it cannot have failed because of the others.
+        causes = [rank for rank in self.processes if -(rank.poll() or 0) in SENT_BY_THE_KERNEL]
+        first = (causes or failed)[0]
         if first.returncode >= 0:
             return first.returncode
         number = -first.returncode
         rank = self.processes.index(first)
         message = f"rank {rank} was ended by signal {number} ({signal.strsignal(number)})"
+        if number in SENT_BY_THE_KERNEL:
+            message += f"; {SENT_BY_THE_KERNEL[signal.Signals(number)]}"
         print(message, file=sys.stderr, flush=True)
         return 128 + number
 

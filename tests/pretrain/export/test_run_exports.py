@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.checkpoint.format import damaged
 from pretrain.errors import UserError
 from pretrain.export import run_exports
 from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.run_exports import exported
 from pretrain.export.verb import sample
-from pretrain.runs.directory import MARKER
+from pretrain.runs.directory import MARKER, RunDirectory
 from tests.ranks import ROOT
 
 
@@ -49,6 +50,22 @@ def test_two_commands_that_want_one_export_at_once(
     with ThreadPoolExecutor(2) as both:
         results = [each.result() for each in (both.submit(want), both.submit(want))]
     assert made == [7] and results == [run / "exports/step_00000007"] * 2
+
+
+def test_the_next_checkpoint_is_taken_if_a_training_removes_the_newest(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(run: Path, out: Path, step: int) -> str:
+        """A training saves the next checkpoint and removes this one before it is read."""
+        now = RunDirectory(run).checkpoint(step)
+        now.rename(now.with_name(f"step_{step + 1:08d}"))
+        raise damaged(now / MARKER, "is missing")
+
+    monkeypatch.setattr(run_exports, "export_apart", export)
+    with pytest.raises(UserError, match=r"removes each checkpoint .* larger checkpoint\.keep_last"):
+        exported(run)
+    with pytest.raises(UserError, match=r"step_00000010 was removed while .* start again"):
+        exported(run, step=10)
 
 
 def test_a_directory_that_is_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
