@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError, create_model
+from pydantic import Field, TypeAdapter, ValidationError
 
 from data_pipeline.sources.hub import one_line
 from pretrain.errors import UserError
@@ -135,16 +135,16 @@ def _check(task: Task, rows: Any, place: str) -> None:
         )
     whole, largest = (1, task.labels - 1) if task.labels else (None, MOST_SCORE)
     label = Annotated[float, Field(ge=0, le=largest, multiple_of=whole)]
-    texts: dict[str, Any] = dict.fromkeys(task.columns, (str, ...))
-    row: Any = create_model("Row", __config__={"strict": True}, label=(label, ...), **texts)
-    try:
-        TypeAdapter(list[row]).validate_python(rows.to_list())
-    except ValidationError as error:
-        first = error.errors()[0]
-        number, column = first["loc"]
-        raise UserError(
-            f"{place}, row {int(number) + 1}: {column} is {first['input']!r}: {first['msg']}"
-        ) from None
+    kinds: dict[str, Any] = {**dict.fromkeys(task.columns, str), "label": label}
+    for column, kind in kinds.items():
+        try:
+            TypeAdapter(list[kind]).validate_python(list(rows[column]), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UserError(
+                f"{place}, row {first['loc'][0] + 1}: {column} is {first['input']!r}: "
+                f"{first['msg']}"
+            ) from None
 
 
 def measure(task: Task, labels: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
