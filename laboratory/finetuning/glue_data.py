@@ -135,14 +135,15 @@ def _check(task: Task, rows: Any, place: str) -> None:
         )
     whole, largest = (1, task.labels - 1) if task.labels else (None, MOST_SCORE)
     label = Annotated[float, Field(ge=0, le=largest, multiple_of=whole)]
-    kinds: dict[str, Any] = {**dict.fromkeys(task.columns, str), "label": label}
-    for column, kind in kinds.items():
+    texts: dict[str, TypeAdapter[Any]] = dict.fromkeys(task.columns, TypeAdapter(list[str]))
+    forms = {**texts, "label": TypeAdapter(list[label])}
+    for column, form in forms.items():
         try:
-            TypeAdapter(list[kind]).validate_python(list(rows[column]), strict=True)
+            form.validate_python(list(rows[column]), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             raise UserError(
-                f"{place}, row {first['loc'][0] + 1}: {column} is {first['input']!r}: "
+                f"{place}, row {int(first['loc'][0]) + 1}: {column} is {first['input']!r}: "
                 f"{first['msg']}"
             ) from None
 
