@@ -33,7 +33,7 @@ from pretrain.runs.facts import read_facts
 _DTYPES = ("fp32", "bf16")
 _TIMEOUT = 6 * 3600
 _TRIES = 3
-"""How often the newest checkpoint is taken, of a run whose training removes it meanwhile."""
+"""Checkpoints that are tried of a run whose training removes the newest meanwhile."""
 _OWN_FILES = {
     "config.json",
     "generation_config.json",
@@ -52,7 +52,7 @@ def exported(path: Path, step: int | None = None) -> Path:
 
     Another process exports, because an export hides the GPUs from its process for good. If several
     commands want an export at once, one of them makes it. Exports whose checkpoints are gone are
-    removed. If a training goes on and removes the newest checkpoint meanwhile, its next is taken.
+    removed. If a training continues and removes the newest checkpoint meanwhile, its next is taken.
 
     Args:
         path: Directory of a run or an export.
@@ -233,7 +233,7 @@ def _remove_outdated(run: RunDirectory) -> None:
         if not _is_an_export(directory):
             continue
         checkpoint = live.get(directory.name)
-        with suppress(DamagedCheckpoint):  # a training that goes on removes it now
+        with suppress(DamagedCheckpoint):  # a training removes it now
             if checkpoint and _checkpoint_fact(directory) == marker_digest(checkpoint):
                 continue
         with suppress(FileNotFoundError):  # another command removes it too
