@@ -5,7 +5,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain laboratory megatron_patches data_pipeline ds_configs slurm tests benchmarks tools docs/figures docs/site
 PUBLIC := pretrain/api.py megatron_patches/attention/module.py # what other people's programs import
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean site results-figures test test-fast test-all test-slurm test-kernels test-oldest test-newest release-check faults fuzz record lint format bench gpu-check gpu-dry clean help
+.PHONY: demo demo-clean site results-figures test test-slow test-fast test-all test-slurm test-kernels test-oldest test-newest release-check faults fuzz record lint format bench gpu-check gpu-dry clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -61,9 +61,12 @@ TEST_JOBS ?= 5
 # Where the environment forbids it, every process would compile this program anew, and pytest rewrite all tests.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := -m pytest --no-loadscope-reorder
-TEST_FAST := -m "not distributed and not slurm and not gpu and not full" $(foreach folder,distributed slurm,--ignore=tests/$(folder))
-test: $(VENV)/installed ## the whole suite, the drills on a private Slurm included
-	$(RUN) $(PYTEST) -n $(TEST_JOBS)
+TEST_FAST := -m "not distributed and not slurm and not gpu and not slow and not full" $(foreach folder,distributed slurm,--ignore=tests/$(folder))
+test: $(VENV)/installed ## every promise at least once, on real processes, the drills on a private Slurm included
+	$(RUN) $(PYTEST) -n $(TEST_JOBS) -m "not slow and not full"
+
+test-slow: $(VENV)/installed ## what else CI runs: more kills and layouts, sweeps, README's commands, other people's packages
+	$(RUN) $(PYTEST) -n $(TEST_JOBS) -m "slow and not full"
 
 test-fast: $(VENV)/installed ## tests that start no processes and take no seconds each: a minute
 	$(RUN) $(PYTEST) -n 2 $(TEST_FAST)

@@ -42,6 +42,7 @@ def test_no_paragraph_twice_and_no_doctest(workshop: Workshop) -> None:
     assert len(seen) > 5000
 
 
+@pytest.mark.slow
 @pytest.mark.distributed  # parses the whole standard library once more
 def test_deterministic_idempotent_and_repairing(workshop: Workshop, tmp_path: Path) -> None:
     corpus = Path(shutil.copytree(workshop.corpus, tmp_path / "corpus"))

@@ -257,6 +257,7 @@ def test_the_users_mistakes_are_one_sentence(hub: Hub, download: Download, tmp_p
     assert "source 'pile' is unknown" in run("download", "pile", "--out", out).sentence()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_ENDPOINT", raising=False)

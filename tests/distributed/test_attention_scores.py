@@ -51,6 +51,7 @@ def alone(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_every_layer_is_measured_when_asked(alone: Path) -> None:
     records = measured(alone)
     assert [bool(record) for record in records] == [

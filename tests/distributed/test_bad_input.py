@@ -88,6 +88,7 @@ def test_a_damaged_shard_is_named_by_every_rank_once(tiny_shards: Path, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_starts_again(
     tiny_shards: Path, tmp_path: Path
 ) -> None:

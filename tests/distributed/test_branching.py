@@ -110,6 +110,7 @@ def test_a_branch_is_the_run_of_its_own_length(
     assert first["branched_from"] == origin and second["first_step"] == 11
 
 
+@pytest.mark.slow
 def test_a_branch_of_a_branch(family: Family) -> None:
     family.train(
         "middle", schedule__branch_from=family.trunk, schedule__steps=14, checkpoint__every=9

@@ -135,6 +135,7 @@ def test_the_curve_is_that_of_one_rank(trained: Trained, links: dict[Chain, list
         test_layouts.test_losses_are_those_of_the_uninterrupted_run(chain, links, whole)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(trained: Trained) -> None:
     """At TP 2 x DP 2, under both stages; the second across a change of phase."""
     after = 3

@@ -134,6 +134,7 @@ KEY_BIAS_BEFORE_SCORES = ("hybrid-three-adapters",)
 """With learned positions the gradient of such a bias is nothing but rounding."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tensor_parallel", "kinds"),
     [

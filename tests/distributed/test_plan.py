@@ -225,6 +225,7 @@ def logits_kept(work: Workload) -> int:
     return work.tokens * (logits + LABEL_BYTES)
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_pass_is_the_allocators() -> None:
     for config, measured in of_passes(PEAKS, "peaks"):
         work = workload_of(resolve(config, len(measured)))

@@ -21,6 +21,7 @@ from tests.command_line import (
 from tests.ranks import run_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.slow
 PROMPTS = ("Return the", "  class A", "T")
 PROMPTED = {
     "telemetry__sample_prompts": f"{list(PROMPTS)}",

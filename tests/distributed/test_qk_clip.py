@@ -71,7 +71,7 @@ def test_scores_below_the_limit_change_no_bit(tiny_shards: Path, tmp_path: Path)
     assert_same_checkpoint(tmp_path / "free" / last, tmp_path / "far" / last)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_resumed_run_is_the_uninterrupted_one(
     dtype: str, tiny_shards: Path, tmp_path: Path
 ) -> None:

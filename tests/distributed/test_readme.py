@@ -112,6 +112,7 @@ def test_every_command_is_one_that_is_pasted_here() -> None:
     assert len(commands()) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [line for line in commands() if line not in SETUP])
 def test_a_command_does_what_it_says(command: str, reader: Reader) -> None:
     done = reader.paste(command)
@@ -124,6 +125,7 @@ def test_a_command_does_what_it_says(command: str, reader: Reader) -> None:
     assert "Warning" not in done.stderr
 
 
+@pytest.mark.slow
 def test_what_the_commands_leave_is_what_readme_names(reader: Reader) -> None:
     reader.paste(commands()[-1])
     for path in ("demo/comparison/report.html", "comparison/report.html", "exported/config.json"):
@@ -132,6 +134,7 @@ def test_what_the_commands_leave_is_what_readme_names(reader: Reader) -> None:
     assert "OMP_NUM_THREADS=1 .venv/bin/python -m pretrain demo --out demo" in made
 
 
+@pytest.mark.slow
 def test_texts_become_a_page_with_text_of_both_models(reader: Reader) -> None:
     said = reader.paste(TRY).stdout.splitlines()
     assert said[1] == "vanilla beside vanilla_conv4 beside monarch_shared_conv:"

@@ -138,6 +138,7 @@ def test_a_rank_whose_part_does_not_come_is_named_within_the_timeout(
     assert RunDirectory(tmp_path / "missing").newest_checkpoint() is None and not path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", ["true", "false"])
 def test_a_file_system_that_answers_nobody_is_named(
     asynchronous: str, tiny_shards: Path, tmp_path: Path
@@ -177,6 +178,7 @@ def test_saves_back_to_back_wait_for_each_other_and_say_so(
         assert_same_checkpoint(run.path / saved, synchronous / saved)
 
 
+@pytest.mark.slow
 def test_many_saves_take_no_more_memory_threads_or_files(tiny_shards: Path, tmp_path: Path) -> None:
     changes = {"checkpoint__every": 1, "checkpoint__keep_last": 1, "schedule__steps": 9, **LARGE}
     planned = overrides(tiny_shards, tmp_path, "many", **changes)

@@ -99,6 +99,7 @@ def test_cuda_is_told_to_order_its_work_only_for_tensor_parallelism(
     assert found == {"connections": "1" if ranks > 1 else None, "throughput timer": False}
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_every_contender(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
     command = [

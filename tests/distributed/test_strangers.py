@@ -64,6 +64,7 @@ def make_hostile(run: Path, forbidden: Path) -> None:
         (checkpoint / GOOD).symlink_to(forbidden / "touched")
 
 
+@pytest.mark.slow
 def test_no_verb_writes_or_sends_where_a_strangers_run_says(runs: Path, tmp_path: Path) -> None:
     run, forbidden, out = tmp_path / "theirs", tmp_path / "forbidden", tmp_path / "out"
     shutil.copytree(runs / "theirs", run, symlinks=True)

@@ -66,6 +66,7 @@ def sweeping(arguments: list[str], log: Path, hold_at: int) -> Iterator[psutil.P
             psutil.wait_procs(family, timeout=30)
 
 
+@pytest.mark.slow
 def test_a_failed_run_stops_no_other_and_finished_runs_are_left_alone(
     tiny_shards: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +126,7 @@ def test_one_command_goes_from_a_grid_of_two_arms_to_the_page(
     assert len(variants) == 2 and variants[0]["gap"] is None
 
 
+@pytest.mark.slow
 def test_signals_stop_and_save_the_runs_and_the_same_command_goes_on(
     tiny_shards: Path, tmp_path: Path
 ) -> None:
@@ -217,6 +219,7 @@ def next_runs(capsys: pytest.CaptureFixture[str], grid: str, task: int) -> list[
     ]
 
 
+@pytest.mark.slow
 def test_a_trial_trains_what_is_left_and_its_verdict_stays(
     tiny_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

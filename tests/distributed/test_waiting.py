@@ -45,6 +45,7 @@ def test_a_stopped_rank_is_named_and_all_processes_end(tiny_shards: Path, tmp_pa
     )
 
 
+@pytest.mark.slow
 def test_ranks_that_were_all_suspended_continue_or_say_so(
     tiny_shards: Path, tmp_path: Path
 ) -> None:

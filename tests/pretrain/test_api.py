@@ -53,6 +53,7 @@ def program(directory: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_the_examples_run(tiny_shards: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")

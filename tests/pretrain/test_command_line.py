@@ -120,7 +120,7 @@ def test_a_job_is_told_what_is_refused_again_but_not_what_may_pass(
     assert said == ["rank 1 has not written its part", "loss is nan", "the sentence is not lost"]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_training_that_compiles_nothing_imports_no_compiler(
     dtype: str, tiny_shards: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +140,7 @@ def test_a_training_that_compiles_nothing_imports_no_compiler(
     assert not {name.partition(".")[0] for name in imported} & (OF_DATA - of_torch)
 
 
+@pytest.mark.slow
 def test_a_training_leaves_at_once_after_its_last_line(tiny_shards: Path, tmp_path: Path) -> None:
     """In seconds of its own.
 

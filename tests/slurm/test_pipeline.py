@@ -99,6 +99,7 @@ def sweep(drills: Drills, place: Path, nodes: int, **settings: object) -> set[st
     return {path.parent.name for path in (place / "runs").glob("*/summary.json")}
 
 
+@pytest.mark.slow
 @drill(nodes=4)
 def test_sweep_of_three_variants(drills: Drills) -> None:
     """Task 0 trains two of the three runs."""

@@ -139,6 +139,7 @@ def test_a_file_a_saved_data_set_and_the_hub_give_the_same_shards(
         assert "already up to date (3 units)" in again.out and len(hub.requests) <= 4
 
 
+@pytest.mark.slow
 def test_killed_and_continued_in_tasks_while_the_branch_moves(
     rows: list[dict[str, Any]], local: Manifest, workshop: Workshop, tmp_path: Path
 ) -> None:
@@ -171,6 +172,7 @@ def test_killed_and_continued_in_tasks_while_the_branch_moves(
         assert f"hf:{NAME} at {COMMIT}, not of hf:{NAME} at {COMMIT[::-1]}" in moved
 
 
+@pytest.mark.slow
 def test_offline_what_is_in_the_cache_is_read(
     rows: list[dict[str, Any]], local: Manifest, workshop: Workshop, tmp_path: Path
 ) -> None:
@@ -221,6 +223,7 @@ def test_the_mistakes_of_a_hub_input_are_one_sentence(workshop: Workshop, tmp_pa
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_no_network_is_one_sentence_after_some_patience(workshop: Workshop, tmp_path: Path) -> None:
     with client(Hub({}, address="http://127.0.0.1:9"), tmp_path / "home") as command:
         done = command("tokenize", f"hf:{NAME}", *arguments(workshop, tmp_path / "out"))

@@ -50,6 +50,7 @@ def write_files(workshop: Workshop, directory: Path, count: int) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("units", [DESCRIPTORS + 50, pytest.param(5000, marks=pytest.mark.full)])
 def test_more_units_than_descriptors_are_tokenised_and_trained_from(

@@ -82,7 +82,13 @@ def documents_in_units(out: Path) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
-@pytest.mark.parametrize("victim", ["all, by Ctrl-C", "parent", "worker"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "worker",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("all, by Ctrl-C", "parent")),
+    ],
+)
 def test_what_is_killed_continues_with_what_is_missing(
     victim: str, arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -140,6 +146,7 @@ def test_a_write_that_fails_is_one_sentence_and_can_be_continued(
     assert contents(out) == contents(workshop.shards)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
 def test_tasks_killed_again_and_again_at_any_moment(
     arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path

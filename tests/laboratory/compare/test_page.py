@@ -213,6 +213,7 @@ def test_texts_of_models_are_shown_as_they_are_and_absent_if_none_was_asked_for(
     assert f"vanilla, seed 0:\n\n`````\nvanilla{HOSTILE}\n`````" in report
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_the_spread_over_seeds_is_drawn_whatever_the_number_of_variants(tmp_path: Path) -> None:
     def axis(variants: int, seeds: int) -> str:

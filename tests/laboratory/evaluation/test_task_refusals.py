@@ -65,12 +65,14 @@ def test_models_are_refused_before_they_are_loaded(place: Path, tmp_path: Path) 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_unknown_tasks_are_named_with_what_was_meant(place: Path) -> None:
     said = r"no task, group or tag arc_eazy \(did you mean arc_easy"
     refused(said, [place / "model"], "choice,arc_eazy", include_path=place / "files")
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> None:
     files = write_tasks(tmp_path / "files", 4)

@@ -16,7 +16,7 @@ from tests.laboratory.evaluation.tiny_models import write_model
 from tests.ranks import warm_cli
 
 pytest.importorskip("lm_eval")
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 CARD = """---
 configs:

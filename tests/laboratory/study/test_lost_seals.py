@@ -186,6 +186,7 @@ RECORDED = {
 }
 
 
+@pytest.mark.slow
 def test_what_takes_effect_at_a_step_is_sealed_and_what_only_records_is_not(
     tiny_shards: Path, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_the_first_answer_stays_whatever_comes_after() -> None:
     assert decide([], WITHIN).n == 0
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_planned_pairs_answer_yes_in_95_percent() -> None:
     """Simulated at the planned effect: a gap of twice the margin, and no gap for `within`."""

@@ -152,6 +152,7 @@ def test_without_rank_0_the_head_node_is_named(tmp_path: Path) -> None:
     assert json.loads(report.read_text())["bad_nodes"] == ["gpu-07"]
 
 
+@pytest.mark.slow
 def test_what_no_other_node_would_mend_is_the_users(tmp_path: Path) -> None:
     """On ranks of one machine, which all get the same words."""
     path = tmp_path / "report.json"

@@ -123,6 +123,7 @@ def test_a_sweep_gives_out_only_gpus_that_torch_can_use(
     assert visible_devices() == []
 
 
+@pytest.mark.slow
 @without_cuda
 @pytest.mark.skipif(
     not Path("/proc/driver").is_dir(), reason="needs /proc/driver to lay a directory over"
