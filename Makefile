@@ -62,10 +62,10 @@ TEST_JOBS ?= 5
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := -m pytest --no-loadscope-reorder
 TEST_FAST := -m "not distributed and not slurm and not gpu and not slow and not full" $(foreach folder,distributed slurm,--ignore=tests/$(folder))
-test: $(VENV)/installed ## every promise at least once, on real processes, the drills on a private Slurm included
+test: $(VENV)/installed ## the suite but for slow and full tests, on real processes, drills on a private Slurm included
 	$(RUN) $(PYTEST) -n $(TEST_JOBS) -m "not slow and not full"
 
-test-slow: $(VENV)/installed ## what else CI runs: more kills and layouts, sweeps, README's commands, other people's packages
+test-slow: $(VENV)/installed ## what CI runs beside it: more kills and layouts, sweeps, README's commands, lm-eval
 	$(RUN) $(PYTEST) -n $(TEST_JOBS) -m "slow and not full"
 
 test-fast: $(VENV)/installed ## tests that start no processes and take no seconds each: a minute

@@ -55,6 +55,7 @@ PreemptMode=REQUEUE
 ReturnToService=2
 SlurmdTimeout=15
 MessageTimeout=20
+UnkillableStepTimeout=120
 TCPTimeout=5
 MinJobAge=3600
 NodeName=DEFAULT CPUs=64 RealMemory=8000 Gres=gpu:a100:8
