@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from tests.ranks import ROOT
@@ -29,10 +30,13 @@ def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
     good = sum(not outcome.problems for outcome in outcomes)
     commits = sorted({outcome.commit for outcome in outcomes if outcome.commit})
     rows = [_row(fault.value, [o for o in outcomes if o.case.fault is fault]) for fault in Fault]
+    heading = (
+        f"`{command}`, commits {', '.join(commits) or commit()}, "
+        f"{platform.system()} {platform.machine()}, {seconds / 60:.0f} minutes: "
+        f"**{good} of {len(outcomes)}** ended as if nothing had happened."
+    )
     lines = [
-        f"`{command}`, commit {', '.join(commits) or commit()}, "
-        f"{platform.system()} {platform.machine()}, {seconds / 60:.0f} minutes:",
-        f"**{good} of {len(outcomes)}** ended as if nothing had happened.",
+        *wrap(heading, 100, break_long_words=False, break_on_hyphens=False),
         "",
         f"| {' | '.join(HEADS)} |",
         f"| --- |{' ---: |' * (len(HEADS) - 1)}",
