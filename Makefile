@@ -65,7 +65,7 @@ TEST_FAST := -m "not distributed and not slurm and not gpu and not slow and not 
 test: $(VENV)/installed ## the suite but for slow and full tests, on real processes, drills on a private Slurm included
 	$(RUN) $(PYTEST) -n $(TEST_JOBS) -m "not slow and not full"
 
-test-slow: $(VENV)/installed ## what CI runs beside it: more kills and layouts, sweeps, README's commands, lm-eval
+test-slow: $(VENV)/installed ## what CI runs beside it: one feature each on real ranks, sweeps, README's commands, lm-eval
 	$(RUN) $(PYTEST) -n $(TEST_JOBS) -m "slow and not full"
 
 test-fast: $(VENV)/installed ## tests that start no processes and take no seconds each: a minute

@@ -397,7 +397,7 @@ APART = {
 """{a small module that one other of its folder imports: why it is one of its own}"""
 
 
-BUDGETS = {"core": 26_815, "laboratory": 9_940, "tools": 4_020, "tests": 34_940}
+BUDGETS = {"core": 26_815, "laboratory": 9_940, "tools": 4_025, "tests": 35_020}
 """Lines of code of each part at most, as `tools.count_code` counts them."""
 
 

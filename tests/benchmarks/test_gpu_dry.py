@@ -14,6 +14,7 @@ from benchmarks.gpu_dry.__main__ import DESIGNS, ROOT
 QUICK = ("orthogonal", "tp2")
 pytestmark = [
     pytest.mark.distributed,
+    pytest.mark.slow,
     pytest.mark.skipif(
         not which(os.environ.get("CXX", "g++")), reason="the device guard needs a C++ compiler"
     ),

@@ -15,6 +15,8 @@ from tests.command_line import assert_same_checkpoint, deterministic_metrics
 from tests.distributed.designs import design_overrides
 from tests.ranks import train_on_warm_ranks
 
+pytestmark = pytest.mark.slow
+
 EVERY = 2
 STEPS = 4
 FAMILIES = (ATTENTION_ENTROPY, ATTENTION_SCALE, LARGEST_SCORE)
@@ -51,7 +53,6 @@ def alone(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.mark.slow
 def test_every_layer_is_measured_when_asked(alone: Path) -> None:
     records = measured(alone)
     assert [bool(record) for record in records] == [

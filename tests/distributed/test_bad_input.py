@@ -23,6 +23,8 @@ from tests.ports import free_ports
 from tests.ranks import train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT = 300  # a refusal comes within seconds on an idle machine; a busy one takes its time
 SECONDS_TO_WAIT = 3
 
@@ -88,7 +90,6 @@ def test_a_damaged_shard_is_named_by_every_rank_once(tiny_shards: Path, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_starts_again(
     tiny_shards: Path, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from tests.command_line import (
 from tests.ranks import train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 TRUNK, STEPS, POINT = 16, 12, 8  # steps 10 to 12 decay, and the trunk has checkpoints at 4, 8, 12 …
 
 
@@ -110,7 +110,6 @@ def test_a_branch_is_the_run_of_its_own_length(
     assert first["branched_from"] == origin and second["first_step"] == 11
 
 
-@pytest.mark.slow
 def test_a_branch_of_a_branch(family: Family) -> None:
     family.train(
         "middle", schedule__branch_from=family.trunk, schedule__steps=14, checkpoint__every=9

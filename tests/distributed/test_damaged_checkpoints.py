@@ -25,7 +25,7 @@ from tests.command_line import (
 from tests.ranks import ROOT, run_program, train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 NEWEST, BEFORE = "checkpoints/step_00000004", "checkpoints/step_00000002"
 RANK_FILE = "rank_00001.safetensors"
 

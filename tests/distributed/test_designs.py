@@ -88,6 +88,19 @@ PRODUCT: list[Case] = [
 ]
 COVERING = covering(PRODUCT, factors, REFERENCES, at_least={itemgetter(0): 1, itemgetter(1): 3})
 REMAINING = [case for case in PRODUCT if case not in COVERING]
+QUICK = {
+    "vanilla",
+    "orthogonal",
+    "monarch",
+    "hybrid-three-adapters",
+    "unfreeze",
+    "synthesizer_random",
+    "modern-monarch_shared_conv",
+}
+"""Designs of `make test`; the others are `slow`.
+
+Trained rows, frozen ones, factors, heads that differ, a phase, no scores, the modern block.
+"""
 AFTER = {"monarch-freezes": 3}
 """The step after which a design is resumed, if not 5: when its phase changes, or before.
 
@@ -106,29 +119,45 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shards(directory, "unigram")  # as when the curves were drawn
 
 
+def _batches() -> list[list[Case]]:
+    """Cases that are trained together: what one test asks for, those beside it will."""
+    halves = [
+        [case for case in cases if (case[0] in QUICK) == quick]
+        for quick in (True, False)
+        for cases in (REFERENCES, COVERING)
+    ]
+    return [*halves, REMAINING]
+
+
+BATCHES = _batches()
+
+
 class Trained:
-    """Trains sets of cases, all of one world size in one launch, and knows where their runs are."""
+    """Trains the cases of a batch, all of one world size in one launch, when one is asked for."""
 
     def __init__(self, shards: Path, runs: Path) -> None:
         self._shards = shards
         self._runs = runs
+        self._reports: Reports = {}
 
     def path(self, case: Case) -> Path:
         return self._runs / f"{case[0]}-{case[1]}"
 
-    def train(self, cases: Sequence[Case]) -> Reports:
-        """{case: report}; the references are resumed too."""
-        found: Reports = {}
+    def report(self, case: Case) -> dict[str, Any]:
+        """The report of a case; references are resumed too."""
+        if case not in self._reports:
+            self._train(next(batch for batch in BATCHES if case in batch))
+        return self._reports[case]
+
+    def _train(self, cases: Sequence[Case]) -> None:
         for ranks in (1, 2, 4):
             some = [case for case in cases if case[1].ranks == ranks]
             if not some:
                 continue
             runs = [self._run(case) for case in some]
             worker = "tests.distributed.workers.designs:train_all"
-            found.update(
-                zip(some, run_ranks(ranks, worker, {"runs": runs}, timeout=1200), strict=True)
-            )
-        return found
+            reports = run_ranks(ranks, worker, {"runs": runs}, timeout=1200)
+            self._reports.update(zip(some, reports, strict=True))
 
     def _run(self, case: Case) -> dict[str, Any]:
         design, layout = case
@@ -152,32 +181,21 @@ def trained(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(shards, tmp_path_factory.mktemp("designs"))
 
 
-@pytest.fixture(scope="module")
-def single(trained: Trained) -> Reports:
-    return trained.train(REFERENCES)
-
-
-@pytest.fixture(scope="module")
-def selected(trained: Trained) -> Reports:
-    return trained.train(COVERING)
-
-
-@pytest.fixture(scope="module")
-def remaining(trained: Trained) -> Reports:
-    return trained.train(REMAINING)
-
-
 @pytest.fixture
-def report(case: Case, request: pytest.FixtureRequest) -> dict[str, Any]:
+def report(case: Case, trained: Trained) -> dict[str, Any]:
     """The report of the test's `case`."""
-    for cases, name in ((REFERENCES, "single"), (COVERING, "selected"), (REMAINING, "remaining")):
-        if case in cases:
-            return request.getfixturevalue(name)[case]
-    raise KeyError(case)
+    return trained.report(case)
 
 
 def _parameters(cases: Sequence[Case], *marks: pytest.MarkDecorator) -> list[Any]:
-    return [pytest.param(case, id=f"{case[0]}-{case[1]}", marks=marks) for case in cases]
+    return [
+        pytest.param(
+            case,
+            id=f"{case[0]}-{case[1]}",
+            marks=marks if case[0] in QUICK else (*marks, pytest.mark.slow),
+        )
+        for case in cases
+    ]
 
 
 PARALLEL = [*_parameters(COVERING), *_parameters(REMAINING, pytest.mark.full)]
@@ -188,9 +206,9 @@ every_case = pytest.mark.parametrize("case", [*_parameters(REFERENCES), *PARALLE
 
 @every_parallel_case
 def test_training_does_not_depend_on_the_layout(
-    case: Case, report: dict[str, Any], single: Reports
+    case: Case, report: dict[str, Any], trained: Trained
 ) -> None:
-    reference = single[case[0], SINGLE]
+    reference = trained.report((case[0], SINGLE))
     assert len(report["loss"]) == STEPS
     for quantity in ("loss", "gradient_norm", "z_loss", "validation"):
         assert report[quantity] == pytest.approx(reference[quantity], rel=2e-5), quantity
@@ -205,6 +223,7 @@ def test_every_trained_weight_counts(tmp_path: Path) -> None:
         assert min(gradients.values()) > least > 0, (design, gradients)
 
 
+@pytest.mark.slow
 def test_four_tensor_parallel_ranks_compute_what_one_does(tmp_path: Path) -> None:
     """For every design that does not train on four ranks above."""
     trained = {design for design, layout in COVERING if layout.tensor_parallel == 4}
@@ -258,7 +277,7 @@ def test_memory_is_what_the_formulas_of_compare_say(
 
 @every_design
 def test_a_resumed_run_ends_like_an_uninterrupted_one(
-    case: Case, single: Reports, trained: Trained
+    case: Case, report: dict[str, Any], trained: Trained
 ) -> None:
     run = trained.path(case)
     assert_resumed_exactly(run, run.with_name(f"{run.name}-after-{AFTER.get(case[0], 5)}"))
@@ -279,7 +298,8 @@ def test_the_loss_curve_is_the_golden_one(case: Case, report: dict[str, Any]) ->
     assert report["loss"] == pytest.approx(golden[case[0]], rel=1e-4)
 
 
-def test_the_designs_differ(single: Reports) -> None:
+@pytest.mark.slow
+def test_the_designs_differ(trained: Trained) -> None:
     """Guards the tests above: no two designs train alike."""
-    curves = [tuple(report["loss"]) for report in single.values()]
+    curves = [tuple(trained.report(case)["loss"]) for case in REFERENCES]
     assert len(set(curves)) == len(curves)

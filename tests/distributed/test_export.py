@@ -27,6 +27,8 @@ from tests.ranks import (
 )
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers")
 
 
@@ -261,7 +263,6 @@ def test_a_run_is_fine_tuned_through_its_export(found: dict[str, Any], runs: Pat
     assert (opened.variant, opened.frozen_rows) == ("unfreeze", {})
 
 
-@pytest.mark.slow
 def test_no_code_and_no_pickle_of_a_strangers_directory_is_run(
     found: dict[str, Any], runs: Path, tmp_path: Path
 ) -> None:
@@ -313,7 +314,6 @@ def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -
     assert (export / "export.json").stat().st_mtime_ns == made
 
 
-@pytest.mark.slow
 def test_runs_are_evaluated_on_tasks_through_their_exports(
     found: dict[str, Any], runs: Path, tmp_path: Path
 ) -> None:
@@ -334,7 +334,6 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
     assert (runs / "normed/exports/step_00000004/modeling_ora.py").is_file()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_lm_eval_scores_a_stock_export_as_the_run_s_own_model(
     found: dict[str, Any], runs: Path, name: str

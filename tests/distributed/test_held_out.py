@@ -13,6 +13,8 @@ from pretrain.runs.metrics_file import read_metrics
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 HELD_OUT = [  # (tensor parallel size, micro batch size, ZeRO stage), 7 samples a source on 2 ranks
     (1, 2, 1),
     (1, 3, 1),

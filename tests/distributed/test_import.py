@@ -19,6 +19,8 @@ from tests.distributed.workers.import_weights import STOCK
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers")
 
 QUIET = {"telemetry__tensorboard": "false", "optimizer__learning_rate": 2e-2, "schedule__steps": 3}

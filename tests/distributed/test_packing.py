@@ -14,6 +14,8 @@ import pytest
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 VARIANTS, POSITIONS = ("vanilla", "orthogonal"), ("learned", "rope")
 LAYOUTS = {1: (4, False), 2: (2, True)}
 """{tensor-parallel ranks: (query groups, sequence parallel)}"""

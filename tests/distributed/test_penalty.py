@@ -11,7 +11,7 @@ from tests.distributed.workers.penalty import TAGS
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 STEPS = 6
 STRENGTH = 0.1
 # Of a deviation of 1e-3 from orthonormal, fp32 leaves three digits; a wrong factor is far outside.

@@ -24,6 +24,8 @@ from tests.distributed.designs import DESIGNS, design_keys
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 WORKER = "tests.distributed.workers.performance"
 LAYOUTS = [(1, False), (2, True)]  # tensor parallel, sequence parallel
 
@@ -134,7 +136,6 @@ KEY_BIAS_BEFORE_SCORES = ("hybrid-three-adapters",)
 """With learned positions the gradient of such a bias is nothing but rounding."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tensor_parallel", "kinds"),
     [

@@ -18,6 +18,8 @@ from pretrain.plan.workload import FP32, Workload, workload_of
 from tests.distributed.designs import design_keys
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 LABEL_BYTES = 9
 """Bytes of a token's label, an int64, and of whether it counts."""
@@ -225,7 +227,6 @@ def logits_kept(work: Workload) -> int:
     return work.tokens * (logits + LABEL_BYTES)
 
 
-@pytest.mark.slow
 def test_the_peak_of_a_pass_is_the_allocators() -> None:
     for config, measured in of_passes(PEAKS, "peaks"):
         work = workload_of(resolve(config, len(measured)))

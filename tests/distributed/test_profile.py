@@ -16,6 +16,8 @@ from pretrain.runs.tags import STEP_SECONDS
 from tests.ranks import train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 STEPS = 5
 
 

@@ -13,6 +13,8 @@ from tests.command_line import assert_same_checkpoint
 from tests.distributed.designs import design_overrides
 from tests.ranks import train_on_warm_ranks
 
+pytestmark = pytest.mark.slow
+
 STEPS, LIMIT = 4, 1.2
 TP = {"parallel__tensor_model_parallel_size": 2}
 LAYOUTS: dict[str, tuple[int, int, dict[str, object]]] = {
@@ -71,7 +73,7 @@ def test_scores_below_the_limit_change_no_bit(tiny_shards: Path, tmp_path: Path)
     assert_same_checkpoint(tmp_path / "free" / last, tmp_path / "far" / last)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_resumed_run_is_the_uninterrupted_one(
     dtype: str, tiny_shards: Path, tmp_path: Path
 ) -> None:

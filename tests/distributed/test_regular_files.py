@@ -19,6 +19,8 @@ from tests.fabricated_runs import write_run
 from tests.pretrain.export.test_source_model import model
 from tests.ranks import warm_cli
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers")
 
 TERABYTE = 1 << 40

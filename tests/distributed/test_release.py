@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.slow
 TRAININGS, WARM = 8, 4  # each kind twice
 KINDS = [  # stages keep hold of the groups in different places; so does a change of phase
     {"deepspeed__config": "zero1"},

@@ -37,7 +37,7 @@ from tests.command_line import files_under
 from tests.ranks import ROOT, rank_environment, run_ranks, train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
 STEPS = 12
 MODERN = {
     "model__norm": "rmsnorm",
@@ -155,7 +155,6 @@ def test_the_first_difference_of_two_runs_is_found(
         assert made_again(look_up(other, step))[0] == "bit-equal to the record"
 
 
-@pytest.mark.slow
 def test_a_branch_is_compared_from_where_it_begins(tiny_shards: Path, tmp_path: Path) -> None:
     wsd = {"schedule__kind": "wsd", "schedule__decay": 0.5}
     trunk = trained(tiny_shards, tmp_path / "trunk", "one", **wsd)
@@ -169,7 +168,6 @@ def test_a_branch_is_compared_from_where_it_begins(tiny_shards: Path, tmp_path: 
         look_up(branch, 3)
 
 
-@pytest.mark.slow
 def test_runs_that_differ_in_what_they_measured_are_equal_when_repeated(
     tiny_shards: Path, tmp_path: Path
 ) -> None:
@@ -265,7 +263,6 @@ def test_documents_whose_loss_is_not_finite_come_first() -> None:
     assert [entry["share"] for entry in ranked[1:]] == [0.75, 0.25]
 
 
-@pytest.mark.slow
 def test_a_replay_ends_at_a_signal(one: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pretrain", "replay", str(one), "--out", str(tmp_path / "out")]
     with subprocess.Popen(
@@ -296,7 +293,6 @@ def test_a_hundred_steps_of_ten_runs(tiny_shards: Path, tmp_path: Path) -> None:
     assert [each for each in words if each[-1] != "bit-equal to the record"] == []
 
 
-@pytest.mark.slow
 def test_the_verbs_write_their_pages(run: Path, one: Path, tmp_path: Path) -> None:
     """Replay with the launcher's own processes, of a run that has one."""
     done = warm_cli(["replay", str(one), "--step", "5", "--out", str(tmp_path / "page")])

@@ -19,6 +19,8 @@ from tests.command_line import assert_resumed_exactly
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 ENGINES: dict[str, dict[str, object]] = {
     f"zero{stage}-{dtype}": {"deepspeed__config": f"zero{stage}", "precision__dtype": dtype}
     for stage, dtype in ((0, "fp32"), (1, "bf16"), (2, "fp32"), (3, "bf16"))

@@ -17,6 +17,8 @@ from tests.mounts import mounted
 from tests.ranks import function_on_warm_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 STEPS, EVERY = 12, 4
 WORKER = "tests.distributed.workers.storage:"
 Overrides = Callable[..., list[str]]

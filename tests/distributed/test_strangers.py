@@ -20,7 +20,7 @@ from tests.distributed.workers.strangers import ALLOWED, LOG
 from tests.ranks import ROOT, run_program, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 WSD = {"schedule__kind": "wsd", "schedule__decay": 0.25, "checkpoint__every": 2}
 
 
@@ -64,7 +64,6 @@ def make_hostile(run: Path, forbidden: Path) -> None:
         (checkpoint / GOOD).symlink_to(forbidden / "touched")
 
 
-@pytest.mark.slow
 def test_no_verb_writes_or_sends_where_a_strangers_run_says(runs: Path, tmp_path: Path) -> None:
     run, forbidden, out = tmp_path / "theirs", tmp_path / "forbidden", tmp_path / "out"
     shutil.copytree(runs / "theirs", run, symlinks=True)

@@ -13,6 +13,8 @@ from tests.command_line import assert_same_checkpoint
 from tests.distributed.designs import design_overrides
 from tests.ranks import run_ranks, train_on_warm_ranks
 
+pytestmark = pytest.mark.slow
+
 EVERY, STEPS = 2, 4
 PATTERNS = (
     "['*.linear_proj.weight', '*.value_weight', '*_query', 'embedding.word_embeddings.weight']"

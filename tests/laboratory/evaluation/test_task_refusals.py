@@ -16,6 +16,8 @@ from pretrain.errors import UserError
 from tests.laboratory.evaluation.tiny_models import own_cache, write_model, write_tasks
 from tests.tiny_exports import export_facts
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("lm_eval")
 
 
@@ -65,14 +67,12 @@ def test_models_are_refused_before_they_are_loaded(place: Path, tmp_path: Path) 
     )
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_unknown_tasks_are_named_with_what_was_meant(place: Path) -> None:
     said = r"no task, group or tag arc_eazy \(did you mean arc_easy"
     refused(said, [place / "model"], "choice,arc_eazy", include_path=place / "files")
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> None:
     files = write_tasks(tmp_path / "files", 4)

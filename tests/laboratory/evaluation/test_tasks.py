@@ -24,7 +24,7 @@ from tests.laboratory.evaluation.tiny_models import (
 )
 
 pytest.importorskip("lm_eval")
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 SEEDS = range(1, 6)
 ITEMS = 24
@@ -180,7 +180,6 @@ def test_responses_are_kept_by_the_harness(place: Path, report: dict[str, Any]) 
     assert found["contrasts"] == found["items"] == []
 
 
-@pytest.mark.slow
 def test_two_models_without_seeds_are_compared_by_items(place: Path, tmp_path: Path) -> None:
     pair = [place / "other", place / "stranger"]
     options = {"include_path": place / "files", "limit": 20, "out": tmp_path / "out"}
@@ -192,7 +191,6 @@ def test_two_models_without_seeds_are_compared_by_items(place: Path, tmp_path: P
     assert "first 20 items" in " ".join(found["notes"])
 
 
-@pytest.mark.slow
 def test_a_learned_translation_scores_as_sacrebleu_says(tmp_path: Path) -> None:
     """The shipped task, by a model that learns it, and by the same model before."""
     import sacrebleu
