@@ -197,7 +197,6 @@ def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(
     assert "\n" not in complaint
 
 
-@pytest.mark.slow
 def test_clipping_by_the_global_norm_is_that_of_one_rank(tiny_shards: Path, tmp_path: Path) -> None:
     """test_unfreeze.py holds one rank against plain PyTorch."""
 

@@ -110,7 +110,7 @@ def test_kill_before_and_during_saves_then_resume(
     ("number", "state"),
     [
         (signal.SIGTERM, "stopped\n"),
-        pytest.param(signal.SIGUSR1, "continue\n", marks=FULL),
+        pytest.param(signal.SIGUSR1, "continue\n", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "stopped\n", marks=FULL),
         pytest.param(signal.SIGHUP, "stopped\n", marks=FULL),
         pytest.param(signal.SIGXCPU, "continue\n", marks=FULL),
