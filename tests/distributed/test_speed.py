@@ -15,8 +15,6 @@ import pytest
 from tests.ranks import ROOT, rank_environment, run_ranks
 from tests.tiny import tiny_overrides
 
-pytestmark = pytest.mark.slow
-
 STEPS = 20
 WORKER = "tests.distributed.workers.speed"
 
@@ -101,6 +99,7 @@ def test_cuda_is_told_to_order_its_work_only_for_tensor_parallelism(
     assert found == {"connections": "1" if ranks > 1 else None, "throughput timer": False}
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_every_contender(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
     command = [
