@@ -1,4 +1,4 @@
-"""The selection of the cross product that `make test` runs leaves out no pair of the whole."""
+"""The selection of the cross product that CI runs leaves out no pair of the whole."""
 
 from collections import Counter
 

@@ -1,7 +1,7 @@
 """Choosing some of a cross product so that every two values that occur together in it still do.
 
 Most mistakes that a full cross product would find need two things to meet (a stage and a kind of
-weight, say), not three. So `make test` runs a covering selection, and `make test-all` everything.
+weight, say), not three. So CI runs a covering selection, and `make test-all` everything.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ QUICK = {
     "synthesizer_random",
     "modern-monarch_shared_conv",
 }
-"""Designs of `make test`; the others are `slow`.
+"""Designs of `make test`, one of each kind. The rest is marked `slow`.
 
 Trained rows, frozen ones, factors, heads that differ, a phase, no scores, the modern block.
 """
@@ -144,7 +144,10 @@ class Trained:
         return self._runs / f"{case[0]}-{case[1]}"
 
     def report(self, case: Case) -> dict[str, Any]:
-        """The report of a case; references are resumed too."""
+        """The report of a case, whose batch is trained if it was not.
+
+        References are resumed too.
+        """
         if case not in self._reports:
             self._train(next(batch for batch in BATCHES if case in batch))
         return self._reports[case]
