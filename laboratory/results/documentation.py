@@ -60,7 +60,7 @@ CODE = dict.fromkeys(
 )
 """The same of another kind of text."""
 TEXTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {"documentation": DOCUMENTATION, "code": CODE}
-TEXTS_OF_THE_STUDIES = RESULTS / "texts"
+TEXTS_OF_THE_STUDIES = Path(__file__).resolve().parents[2] / RESULTS / "texts"
 """Versions and digests of each text, and the fingerprint of the shards made of it."""
 SHORTEST = 200
 """Characters of the shortest document: less is an index or a redirection."""

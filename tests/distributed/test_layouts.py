@@ -5,10 +5,10 @@ Loaded is bit for bit what was saved, and losses differ by rounding.
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -18,8 +18,9 @@ from tests.distributed.designs import DESIGNS, design_overrides
 from tests.distributed.layouts import Chain, Layout, chains, facts, layouts
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.timeout(1800)  # the first test trains all the models
+pytestmark = pytest.mark.timeout(1800)  # the first test of a batch trains all its models
 
+Answer = TypeVar("Answer")
 WORKER = "tests.distributed.workers.layouts:go_on"
 LINKS = (2, 2, 2)
 """Steps at each layout of a chain.
@@ -56,7 +57,9 @@ ON_TWO_RANKS = (
     ("orthogonal", "bf16 sums"),
 )
 """What only its own tensors could make differ from the chains above."""
-CHAINS = [*chains(TRIED, layouts(4), len(LINKS)), *chains(ON_TWO_RANKS, layouts(2), len(LINKS))]
+QUICK = chains(TRIED, layouts(4), len(LINKS))
+SLOW = chains(ON_TWO_RANKS, layouts(2), len(LINKS))
+CHAINS = [*QUICK, *SLOW]
 SINGLE = Layout(1, 1, zero_stage=1, sequence_parallel=False, micro_batch_size=2)
 
 
@@ -135,6 +138,21 @@ class Trained:
         return found
 
 
+class OnDemand(dict[Chain, Answer]):
+    """{chain: what it did}, of a batch at once, when one of the batch is asked for."""
+
+    def __init__(
+        self, train: Callable[[Sequence[Chain]], dict[Chain, Answer]], *batches: Sequence[Chain]
+    ) -> None:
+        super().__init__()
+        self._train = train
+        self._batches = batches
+
+    def __missing__(self, chain: Chain) -> Answer:
+        self.update(self._train(next(batch for batch in self._batches if chain in batch)))
+        return self[chain]
+
+
 @pytest.fixture(scope="module")
 def trained(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(tiny_shards, tmp_path_factory.mktemp("layouts"))
@@ -142,15 +160,21 @@ def trained(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
 
 @pytest.fixture(scope="module")
 def links(trained: Trained) -> dict[Chain, list[Link]]:
-    return trained.train(CHAINS)
+    return OnDemand(trained.train, QUICK, SLOW)
 
 
 @pytest.fixture(scope="module")
 def whole(trained: Trained) -> dict[Chain, list[float]]:
-    return trained.uninterrupted(CHAINS)
+    return OnDemand(trained.uninterrupted, QUICK, SLOW)
 
 
-every_chain = pytest.mark.parametrize("chain", CHAINS, ids=str)
+def with_slow(quick: Sequence[Chain], slow: Sequence[Chain]) -> pytest.MarkDecorator:
+    """Try every chain, those of the second kind only where slow tests run."""
+    marked = [pytest.param(chain, marks=pytest.mark.slow) for chain in slow]
+    return pytest.mark.parametrize("chain", [*quick, *marked], ids=str)
+
+
+every_chain = with_slow(QUICK, SLOW)
 
 
 def test_the_chains_try_every_pair() -> None:

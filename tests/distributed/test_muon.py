@@ -14,7 +14,7 @@ from pretrain.config.load import load_config
 from tests.command_line import assert_resumed_exactly
 from tests.distributed import test_layouts
 from tests.distributed.layouts import Chain, chains, layouts
-from tests.distributed.test_layouts import Link, Trained
+from tests.distributed.test_layouts import Link, OnDemand, Trained, with_slow
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -28,6 +28,8 @@ DESIGNS = (
     ("vanilla", "bf16 muon"),
 )
 CHAINS = chains(DESIGNS, layouts(4), len(test_layouts.LINKS))
+QUICK = [chain for chain in CHAINS if chain.design in ("hybrid-three-adapters", "modern")]
+SLOW = [chain for chain in CHAINS if chain not in QUICK]
 RESUMED = {0: ("modern", "fp32 muon"), 1: ("unfreeze", "bf16 muon")}
 """{ZeRO stage: (design, precision)} of the runs that are resumed."""
 MEASURED = {"telemetry.weights_every": 2, "telemetry.spectral_norms": "['*.linear_proj.weight']"}
@@ -76,7 +78,15 @@ def trained(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
 
 @pytest.fixture(scope="module")
 def links(trained: Trained) -> dict[Chain, list[Link]]:
-    return trained.train(CHAINS)
+    return OnDemand(trained.train, QUICK, SLOW)
+
+
+@pytest.fixture(scope="module")
+def whole(trained: Trained) -> dict[Chain, list[float]]:
+    return OnDemand(trained.uninterrupted, QUICK, SLOW)
+
+
+every_chain = with_slow(QUICK, SLOW)
 
 
 def test_the_chains_try_both_stages_and_every_size() -> None:
@@ -87,12 +97,12 @@ def test_the_chains_try_both_stages_and_every_size() -> None:
     assert {(layout.zero_stage, layout.ranks) for layout in tried} >= {(0, 4), (1, 4)}
 
 
-@pytest.mark.parametrize("chain", CHAINS, ids=str)
+@every_chain
 def test_momentum_goes_on_at_another_layout(chain: Chain, links: dict[Chain, list[Link]]) -> None:
     test_layouts.test_what_is_loaded_is_what_was_saved(chain, links)
 
 
-@pytest.mark.parametrize("chain", CHAINS, ids=str)
+@every_chain
 def test_the_audit_proves_that_matrices_were_orthogonalised(
     chain: Chain, trained: Trained, links: dict[Chain, list[Link]]
 ) -> None:
@@ -119,9 +129,10 @@ def test_the_audit_proves_that_matrices_were_orthogonalised(
 def test_the_formulas_of_compare_are_what_the_audit_found(
     trained: Trained, links: dict[Chain, list[Link]]
 ) -> None:
-    whole = [chain for chain in links if chain.layouts[-1].zero_stage == 0]  # nothing is padded
-    assert whole
-    for chain in whole:
+    unpadded = [chain for chain in QUICK if chain.layouts[-1].zero_stage == 0]
+    assert unpadded
+    for chain in unpadded:
+        assert links[chain]
         run = read_finished_run(trained.runs / str(chain))
         expected = expected_cost(run)
         assert expected is not None
@@ -129,10 +140,11 @@ def test_the_formulas_of_compare_are_what_the_audit_found(
         assert expected.states.optimizer_state_bytes == audit["totals"]["optimizer_state_bytes"]
 
 
-def test_the_curve_is_that_of_one_rank(trained: Trained, links: dict[Chain, list[Link]]) -> None:
-    whole = trained.uninterrupted(CHAINS)
-    for chain in CHAINS:
-        test_layouts.test_losses_are_those_of_the_uninterrupted_run(chain, links, whole)
+@every_chain
+def test_the_curve_is_that_of_one_rank(
+    chain: Chain, links: dict[Chain, list[Link]], whole: dict[Chain, list[float]]
+) -> None:
+    test_layouts.test_losses_are_those_of_the_uninterrupted_run(chain, links, whole)
 
 
 @pytest.mark.slow

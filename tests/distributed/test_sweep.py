@@ -108,6 +108,7 @@ def test_a_failed_run_stops_no_other_and_finished_runs_are_left_alone(
     assert files_under(runs) == before
 
 
+@pytest.mark.slow
 def test_one_command_goes_from_a_grid_of_two_arms_to_the_page(
     tiny_shards: Path, tmp_path: Path
 ) -> None:

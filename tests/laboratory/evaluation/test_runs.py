@@ -12,7 +12,7 @@ from tests.command_line import assert_refused
 from tests.ranks import run_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 QUIET = {"telemetry__tensorboard": "false", "optimizer__learning_rate": 2e-2}
 PARALLEL = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True}
