@@ -132,30 +132,30 @@ def checkpoint_tensors(checkpoint: Path) -> dict[str, Any]:
     """
     files = {file.name: load_file(file) for file in checkpoint.glob("*.safetensors")}
     about = json.loads((checkpoint / "checkpoint.json").read_text())
-    found = {
+    tensors = {
         f"{part}/{key}": value
         for part in ("position", "counters")
         for key, value in about[part].items()
     }
     for name, stored in json.loads((checkpoint / "parameters.json").read_text()).items():
-        found[f"step/{name}"] = stored["step"]
+        tensors[f"step/{name}"] = stored["step"]
         for kind in ("master", *stored.get("states", ("exp_avg", "exp_avg_sq"))):
-            found[f"{kind}/{name}"] = full = torch.full(stored["shape"], torch.nan)
+            tensors[f"{kind}/{name}"] = full = torch.full(stored["shape"], torch.nan)
             for piece in stored["slices"]:
                 block = piece["block"]
                 rows = full.narrow(block["dim"], block["first"], block["last"] - block["first"])
                 flat = rows.flatten()
                 flat[piece["start"] :][: piece["length"]] = files[piece["file"]][f"{kind}/{name}"]
                 rows.copy_(flat.view(rows.shape))
-    return found
+    return tensors
 
 
-def assert_same_checkpoint(one: Path, other: Path, more_than: int = 20) -> None:
+def assert_same_checkpoint(checkpoint: Path, other: Path, more_than: int = 20) -> None:
     """Two checkpoints have the same `checkpoint_tensors` bit for bit, and more than so many."""
-    ours = checkpoint_tensors(one)
+    ours = checkpoint_tensors(checkpoint)
     theirs = checkpoint_tensors(other)
     assert ours.keys() == theirs.keys() and len(ours) > more_than
-    assert [place for place in ours if not equal(ours[place], theirs[place])] == [], one
+    assert [key for key in ours if not equal(ours[key], theirs[key])] == [], checkpoint
 
 
 def assert_resumed_exactly(run: Path, again: Path, more_than: int = 20) -> None:

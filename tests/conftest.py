@@ -66,8 +66,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(scope="session")
 def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the demo corpus, Python's own prose in 8 files, shared as `tiny_shards` are."""
-    with shared_directory(tmp_path_factory, "prose") as (directory, made):
-        if not made:
+    with shared_directory(tmp_path_factory, "prose") as (directory, complete):
+        if not complete:
             data_pipeline("demo-corpus", directory / "corpus")
     return directory / "corpus"
 
@@ -79,8 +79,8 @@ def tiny_shards(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     The processes of pytest-xdist share one: the first to ask makes the shards, the others wait for
     them.
     """
-    with shared_directory(tmp_path_factory, "tiny") as (directory, made):
-        if not made:
+    with shared_directory(tmp_path_factory, "tiny") as (directory, complete):
+        if not complete:
             (directory / "corpus").symlink_to(prose)
             make_shards(directory)
     return directory / "shards"
@@ -92,8 +92,8 @@ def shared_directory(factory: pytest.TempPathFactory, name: str) -> Iterator[tup
 
     The content counts as made once the first `with` block has ended without an exception.
     """
-    own = factory.getbasetemp()
-    directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / f"shared-{name}"
+    base = factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"shared-{name}"
     directory.mkdir(exist_ok=True)
     marker = directory / "made"
     with (directory / "lock").open("w") as lock:

@@ -39,13 +39,13 @@ class Environment:
     def install(self, *extras: str) -> None:
         """Link what the program needs, with these extras, but not the program."""
         for name in needed(PROGRAM, frozenset(extras)):
-            found = distribution(name)
-            parts = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
+            package = distribution(name)
+            parts = {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}
             for part in parts:
-                place = self.packages / part
-                if not place.exists():  # packages may share a directory
-                    place.symlink_to(found.locate_file(part))
-            for script in found.entry_points.select(group="console_scripts"):
+                link = self.packages / part
+                if not link.exists():  # packages may share a directory
+                    link.symlink_to(package.locate_file(part))
+            for script in package.entry_points.select(group="console_scripts"):
                 self._write_program(script.name, script.value)
 
     def install_checkout(self, checkout: Path) -> None:
@@ -93,7 +93,7 @@ def needed(name: str, extras: frozenset[str] = frozenset()) -> set[str]:
         name: of the package.
         extras: of it.
     """
-    found: set[str] = set()
+    packages: set[str] = set()
     waiting = [(name, extras)]
     seen = set(waiting)
     while waiting:
@@ -103,12 +103,12 @@ def needed(name: str, extras: frozenset[str] = frozenset()) -> set[str]:
         except PackageNotFoundError:  # of another platform, or replaced by another build
             continue
         if package != PROGRAM:
-            found.add(package)
+            packages.add(package)
         for line in map(Requirement, lines):
             marked = [{"extra": extra} for extra in ("", *chosen)]
             if line.marker is None or any(map(line.marker.evaluate, marked)):
-                one = (canonicalize_name(line.name), frozenset(line.extras))
-                if one not in seen:
-                    seen.add(one)
-                    waiting.append(one)
-    return found
+                dependency = (canonicalize_name(line.name), frozenset(line.extras))
+                if dependency not in seen:
+                    seen.add(dependency)
+                    waiting.append(dependency)
+    return packages

@@ -119,10 +119,10 @@ def write_run(
 def _change(files: dict[str, Any], changes: Mapping[str, Any]) -> None:
     for key, value in changes.items():
         *parents, last = key.split(".")
-        place = files
+        section = files
         for parent in parents:
-            place = place[parent]
-        place[last] = value
+            section = section[parent]
+        section[last] = value
 
 
 def write_planned_run(run: PlannedRun, shards: Path, loss: float) -> Path:
@@ -209,9 +209,9 @@ def _records(
     for step in range(1, steps + 1):
         record: dict[str, Any] = {"step": step, "tokens": step * tokens, "samples": step * samples}
         for tag, values in {**plain, **columns}.items():
-            place = step - 1 - (steps - len(values))
-            if place >= 0:
-                record[tag] = values[place]
+            index = step - 1 - (steps - len(values))
+            if index >= 0:
+                record[tag] = values[index]
         records.append(record)
     return records
 

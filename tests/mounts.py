@@ -11,17 +11,17 @@ import pytest
 
 
 @contextmanager
-def mounted(place: Path, options: str) -> Iterator[Path]:
+def mounted(directory: Path, options: str) -> Iterator[Path]:
     """Mount a file system in memory at a directory; skip the test where that is not allowed.
 
     Args:
-        place: an empty directory.
+        directory: an empty one.
         options: of tmpfs, such as size=16m.
     """
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
     if (done := subprocess.run(command, capture_output=True)).returncode:
         pytest.skip(f"no tmpfs may be mounted here: {done.stderr.decode().strip()}")
     try:
-        yield place
+        yield directory
     finally:
-        subprocess.run(["umount", "--recursive", place], check=True)
+        subprocess.run(["umount", "--recursive", directory], check=True)

@@ -13,8 +13,8 @@ def free_ports(count: int) -> list[int]:
     """
     free = []
     for port in random.sample(range(30000, 32768), 2768):
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
             free.append(port)
         if len(free) == count:
             break

@@ -28,9 +28,9 @@ LONGEST_FILE = 450
 
 @cache
 def modules(package: str) -> list[Path]:
-    found = sorted((ROOT / package).rglob("*.py"))
-    assert found, package
-    return found
+    paths = sorted((ROOT / package).rglob("*.py"))
+    assert paths, package
+    return paths
 
 
 @cache
@@ -165,10 +165,10 @@ def import_graph() -> dict[str, set[str]]:
     }
     graph = {}
     for module, path in paths.items():
-        named = imports(path)
+        imported = imports(path)
         graph[module] = {
             target
-            for name in named
+            for name in imported
             if (target := name if name in paths else name.rpartition(".")[0]) in paths
             and target != module
         }
@@ -188,12 +188,12 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
         return seen
 
     reach = {module: reached(module) for module in graph}
-    found = {
+    components = {
         tuple(sorted(other for other in reach[module] if module in reach[other]))
         for module in graph
         if module in reach[module]
     }
-    return [list(circle) for circle in sorted(found)]
+    return [list(circle) for circle in sorted(components)]
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
@@ -215,8 +215,8 @@ def test_only_load_makes_a_configuration() -> None:
 
 
 def test_orthonormal_rows_depend_on_nothing_else_of_ours() -> None:
-    found = imports(ROOT / "megatron_patches/bank/orthonormal.py")
-    ours = {name.rsplit(".", 1)[0] for name in found if name.split(".")[0] in OURS}
+    imported = imports(ROOT / "megatron_patches/bank/orthonormal.py")
+    ours = {name.rsplit(".", 1)[0] for name in imported if name.split(".")[0] in OURS}
     allowed = {f"megatron_patches.bank.{name}" for name in ("exact", "factors", "structured")}
     assert ours <= {"megatron_patches.errors"} | allowed
 
@@ -302,18 +302,18 @@ def replaced_attributes(path: Path) -> set[str]:
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
     ]
-    found = {ast.unparse(target) for target in targets if isinstance(target, ast.Attribute)}
-    return {name for name in found if name.split(".")[0] in modules}
+    assigned = {ast.unparse(target) for target in targets if isinstance(target, ast.Attribute)}
+    return {name for name in assigned if name.split(".")[0] in modules}
 
 
 def test_only_compat_replaces_anything_of_torch_or_megatron_core() -> None:
-    found = {
+    replaced = {
         str(path.relative_to(ROOT)): names
         for package in PACKAGES
         for path in modules(package)
         if (names := replaced_attributes(path))
     }
-    assert found == {
+    assert replaced == {
         "megatron_patches/engine/compat.py": {
             "dist.new_group",  # for the length of `initialize_model_parallel`
             "torch.compile",
@@ -370,14 +370,14 @@ def test_the_loop_names_no_variant() -> None:
             and isinstance(node.body[0], ast.Expr)
         }
         texts = [node for node in nodes(path) if isinstance(node, ast.Constant)]
-        found = {node.value for node in texts if id(node) not in docstrings} & set(VARIANTS)
+        variants = {node.value for node in texts if id(node) not in docstrings} & set(VARIANTS)
         # The default baseline of `compare`, and of tasks.
         may_name = {"laboratory/compare_verbs.py": {"vanilla"}, "evaluation/verbs.py": {"vanilla"}}
         # Transformers' word for a layer with two kinds of cache.
         may_name["export/architectures.py"] = {"hybrid"}
         keys = ("/".join(path.parts[-2:]), "/".join(path.parts[-3:]))
         allowed = set().union(*(may_name.get(key, set()) for key in keys))
-        assert found <= allowed, f"{path.relative_to(ROOT)} names {found - allowed}"
+        assert variants <= allowed, f"{path.relative_to(ROOT)} names {variants - allowed}"
     assert "variant" not in (ROOT / "pretrain/training/loop.py").read_text()
 
 
@@ -397,7 +397,7 @@ APART = {
 """{a small module that one other of its folder imports: why it is one of its own}"""
 
 
-BUDGETS = {"core": 26_815, "laboratory": 9_940, "tools": 4_025, "tests": 35_020}
+BUDGETS = {"core": 26_820, "laboratory": 9_950, "tools": 4_025, "tests": 35_185}
 """Lines of code of each part at most, as `tools.count_code` counts them."""
 
 

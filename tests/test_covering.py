@@ -10,8 +10,8 @@ def test_the_selection_of_the_cross_product_covers_all_its_pairs() -> None:
     run = [*test_designs.REFERENCES, *test_designs.COVERING]
     every = [*run, *test_designs.REMAINING]
     assert len(set(every)) == len(every)
-    found = {pair for case in run for pair in pairs(test_designs.factors(case))}
-    assert found >= {pair for case in every for pair in pairs(test_designs.factors(case))}
+    covered = {pair for case in run for pair in pairs(test_designs.factors(case))}
+    assert covered >= {pair for case in every for pair in pairs(test_designs.factors(case))}
     assert len(test_designs.COVERING) < 0.6 * (len(every) - len(test_designs.REFERENCES))
 
 

@@ -80,8 +80,8 @@ def test_links_lead_somewhere(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_files_that_are_named_exist(name: str) -> None:
     for path in re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./-]*[\w/]", (ROOT / name).read_text()):
-        known = path.startswith(NOT_IN_THE_CHECKOUT) or re.search(r"[A-Z]{4}|\.\.\.", path)
-        assert known or (ROOT / path).exists(), f"{name} names {path}"
+        exempt = path.startswith(NOT_IN_THE_CHECKOUT) or re.search(r"[A-Z]{4}|\.\.\.", path)
+        assert exempt or (ROOT / path).exists(), f"{name} names {path}"
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,12 @@ def test_configuration_keys_that_are_named_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     text = prose(text) + "\n".join(commands(text))
     for section, keys in SECTIONS.items():
-        named = set(re.findall(rf"(?<![\w./]){section}\.([a-z_]+)(?![\w(])", text))
+        used = set(re.findall(rf"(?<![\w./]){section}\.([a-z_]+)(?![\w(])", text))
         if name == "docs/extending.md":
-            named -= {"sgd"}  # the settings of its example
+            used -= {"sgd"}  # the settings of its example
         if name.startswith(("CHANGELOG", "docs/results/")):
-            named -= {key.removeprefix(f"{section}.") for key in REMOVED_KEYS}
-        assert named - FILE_ENDINGS <= keys, f"{name} names {section}.{named - FILE_ENDINGS - keys}"
+            used -= {key.removeprefix(f"{section}.") for key in REMOVED_KEYS}
+        assert used - FILE_ENDINGS <= keys, f"{name} names {section}.{used - FILE_ENDINGS - keys}"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -203,11 +203,11 @@ def test_the_log_names_commits_of_this_history() -> None:
 
     if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
         pytest.skip("a checkout with its whole history is needed")
-    named = set(re.findall(r"`([0-9a-f]{7,12})`", (ROOT / "docs/LOG.md").read_text()))
-    assert len(named) > 10
+    commits = set(re.findall(r"`([0-9a-f]{7,12})`", (ROOT / "docs/LOG.md").read_text()))
+    assert len(commits) > 10
     assert [
         commit
-        for commit in sorted(named)
+        for commit in sorted(commits)
         if git("cat-file", "-e", f"{commit}^{{commit}}").returncode
     ] == []
 
@@ -291,9 +291,9 @@ def commands(text: str) -> Iterator[str]:
             "python -m data_pipeline ",
             re.sub("^ora-pretrain ", "python -m pretrain ", line),
         )
-        found = re.search(r"python -m [a-z_.]+.*|^make(?: [a-z-]+)*", line)
-        if found:
-            yield re.split(r"[;'|)]", found.group())[0].strip()
+        match = re.search(r"python -m [a-z_.]+.*|^make(?: [a-z-]+)*", line)
+        if match:
+            yield re.split(r"[;'|)]", match.group())[0].strip()
 
 
 def make_targets() -> set[str]:

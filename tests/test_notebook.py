@@ -40,12 +40,12 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     for name, value in rank_environment().items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    place = {"metadata": {"path": str(tmp_path)}}
-    made = client(notebook, timeout=550, kernel_name="python3", resources=place).execute()
-    said = shown(made)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    executed = client(notebook, timeout=550, kernel_name="python3", resources=resources).execute()
+    said = shown(executed)
     # Gaps differ with Python's documentation, the text; frozen rows cost something on any.
     assert (
         said.count("nats per byte") == 3
         and said.count("frozen, shared  +0.") == 1
-        and images(made) == 1
+        and images(executed) == 1
     )

@@ -148,8 +148,8 @@ class Archive:
         deb = archive / f"prose_{version}_all.deb"
         subprocess.run(["dpkg-deb", "--build", tree, deb], check=True, capture_output=True)
         sha256 = hashlib.sha256(deb.read_bytes()).hexdigest()
-        place = f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {sha256}\n"
-        (archive / "Packages").write_text(f"{fields}{place}Description: text\n")
+        file_fields = f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {sha256}\n"
+        (archive / "Packages").write_text(f"{fields}{file_fields}Description: text\n")
         subprocess.run(["apt-get", "update"], check=True, capture_output=True)
 
 

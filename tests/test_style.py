@@ -84,8 +84,8 @@ def golf(node: ast.AST) -> str | None:
             return "lambda kept in a name"
         case ast.Assign(targets=targets, value=ast.Tuple(elts=values)):
             several = any(isinstance(target, ast.Tuple) for target in targets)
-            inner = (one for value in values for one in ast.walk(value))
-            if several and any(isinstance(one, COMPUTED) for one in inner):
+            inner = (child for value in values for child in ast.walk(value))
+            if several and any(isinstance(child, COMPUTED) for child in inner):
                 return "tuple assignment of computed values"
         case ast.Call(func=function, args=arguments) if len(arguments) > 4:
             positional = sum(not isinstance(argument, ast.Starred) for argument in arguments)
@@ -109,13 +109,13 @@ def without_sections(function: ast.FunctionDef) -> str | None:
     """What the docstring of a public function lacks."""
     decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
     # A verb's docstring is its help, and a redefinition has that of what it redefines.
-    if any(".command" in one or ".callback" in one or one == "override" for one in decorators):
+    if any(".command" in text or ".callback" in text or text == "override" for text in decorators):
         return None
     docstring = ast.get_docstring(function) or ""
     if "Example: python -m " in docstring:  # a verb that is made one elsewhere
         return None
     arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
-    if any(one.annotation and "typer." in ast.unparse(one.annotation) for one in arguments):
+    if any(arg.annotation and "typer." in ast.unparse(arg.annotation) for arg in arguments):
         return None
     shaped = {
         argument.arg
@@ -137,13 +137,13 @@ def _is_users_error(raised: ast.expr) -> bool:
 
 
 def test_code_is_not_golf() -> None:
-    found = [
+    violations = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {wrong}"
         for path in files()
         for node in nodes(path)
         if (wrong := golf(node))
     ]
-    assert found == []
+    assert violations == []
 
 
 @pytest.mark.parametrize(
@@ -166,22 +166,22 @@ def test_plain_code_is_not_golf(text: str) -> None:
 
 
 def test_a_comment_stands_above_a_statement_that_it_is_too_long_for() -> None:
-    found = [
+    violations = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in files()
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if STRANDED.match(line)
     ]
-    assert found == []
+    assert violations == []
     assert STRANDED.match("    )  # far from what it is about")
 
 
 def test_public_docstrings_have_sections() -> None:
-    found = [
+    violations = [
         f"{path.relative_to(ROOT)}:{function.lineno}: {function.name} lacks {missing}"
         for path in files()
         if path.relative_to(ROOT).parts[0] not in ("tests", "docs")
         for function in public_functions(path)
         if (missing := without_sections(function))
     ]
-    assert found == []
+    assert violations == []

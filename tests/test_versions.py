@@ -46,24 +46,31 @@ def declared(*extras: str) -> dict[str, Requirement]:
         lines += project()["optional-dependencies"][extra]
     requirements = [Requirement(line) for line in lines]
     contained = {
-        extra for one in requirements if one.name == "ora-pretrain" for extra in one.extras
+        extra
+        for requirement in requirements
+        if requirement.name == "ora-pretrain"
+        for extra in requirement.extras
     }
-    found = {canonicalize_name(one.name): one for one in requirements if one.name != "ora-pretrain"}
-    return declared(*sorted(contained)) | found if contained else found
+    direct = {
+        canonicalize_name(requirement.name): requirement
+        for requirement in requirements
+        if requirement.name != "ora-pretrain"
+    }
+    return declared(*sorted(contained)) | direct if contained else direct
 
 
 def pinned(name: str) -> dict[str, list[Version]]:
     """{package: versions that a constraints file pins, one for each Python it tells apart}."""
-    found: dict[str, list[Version]] = {}
+    versions: dict[str, list[Version]] = {}
     for line in (ROOT / name).read_text().splitlines():
         if line and not line.startswith("#"):
             requirement = Requirement(line)
             (specifier,) = requirement.specifier
             assert specifier.operator == "==", line
-            found.setdefault(canonicalize_name(requirement.name), []).append(
+            versions.setdefault(canonicalize_name(requirement.name), []).append(
                 Version(specifier.version)
             )
-    return found
+    return versions
 
 
 def lowest(requirement: Requirement) -> Version:
@@ -78,11 +85,11 @@ def release(version: Version) -> tuple[int, ...]:
 
 def test_the_oldest_set_is_the_lowest_of_what_is_declared() -> None:
     wanted = {name: release(lowest(requirement)) for name, requirement in declared("test").items()}
-    found = {
+    pins = {
         name: [release(version) for version in versions]
         for name, versions in pinned("constraints-oldest.txt").items()
     }
-    assert found == {name: [version] for name, version in wanted.items()}
+    assert pins == {name: [version] for name, version in wanted.items()}
 
 
 EXTRAS = ("test", "dev", "export", "eval", "site")
@@ -113,10 +120,10 @@ def test_the_code_checks_the_versions_that_are_declared() -> None:
 
 
 def test_every_python_that_is_declared_is_named() -> None:
-    named = {
+    pythons = {
         line.rsplit(" ", 1)[1] for line in project()["classifiers"] if " :: Python :: 3." in line
     }
-    assert named == {"3.10", "3.11", "3.12", "3.13"}
+    assert pythons == {"3.10", "3.11", "3.12", "3.13"}
     assert project()["requires-python"] == ">=3.10"
 
 

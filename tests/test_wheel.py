@@ -102,16 +102,16 @@ def test_nobody_is_sent_to_an_index_for_this_program() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/*.ipynb")]
     asked = re.compile(r"ora-pretrain\[|install ['\"]?ora-pretrain\b")
     assert asked.search("pip install 'ora-pretrain[export]'")
-    found = [str(path) for path in (*sources, *pages) if asked.search(path.read_text())]
-    assert found == [], f"{found}: data_pipeline.errors.how_to_install has the command that works"
+    paths = [str(path) for path in (*sources, *pages) if asked.search(path.read_text())]
+    assert paths == [], f"{paths}: data_pipeline.errors.how_to_install has the command that works"
 
 
 def test_the_metadata_says_what_it_is(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         lines = wheel.read(name).decode().split("\n\n")[0].splitlines()
-    named = {"Name: ora-pretrain", f"Version: {pretrain.__version__}"}
-    assert named | {"License-Expression: Apache-2.0"} <= set(lines)
+    fields = {"Name: ora-pretrain", f"Version: {pretrain.__version__}"}
+    assert fields | {"License-Expression: Apache-2.0"} <= set(lines)
     assert "Requires-Python: >=3.10" in lines and "Requires-Dist: torch>=2.9" in lines
 
 

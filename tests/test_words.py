@@ -81,7 +81,7 @@ def test_pages_use_one_name_for_each_thing(name: str, text: str) -> None:
 
 def test_help_uses_one_name_for_each_thing() -> None:
     tops = command_lines().items()
-    shown = [each for package, top in tops for each in helps(top, package)]
+    shown = [page for package, top in tops for page in helps(top, package)]
     assert [wrong for path, text in shown for wrong in found(text, path)] == []
 
 

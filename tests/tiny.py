@@ -61,5 +61,5 @@ def tiny_grid(
 
 def with_sections(config: Config, **sections: Section) -> Config:
     """The configuration with whole sections replaced, and nothing that followed from the old."""
-    own = {name: getattr(config, name) for name in Config.model_fields}
-    return Config(**{**own, **sections})
+    current = {name: getattr(config, name) for name in Config.model_fields}
+    return Config(**{**current, **sections})

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Literal
 
@@ -21,10 +22,11 @@ from pydantic import BaseModel, ConfigDict
 
 from laboratory.api import paired_gaps
 from laboratory.results.equal_cost import Losses, at_equal_share, read_losses, saved_share
-from laboratory.results.tables import RESULTS
+from laboratory.results.tables import RESULTS, table
 from laboratory.study.gaps import PairedGap
 
 PASSAGES = RESULTS / "stated.yaml"
+Unit = Literal["nats", "percent", "points"]
 MILLION = 1_024_000
 """Tokens that the pages call a million: 1,000 steps."""
 WITH_INTERVAL = re.compile(r"([+−-]?\d+\.\d+)( %)? (?:\| )?\[([+−-]?\d+\.\d+), ([+−-]?\d+\.\d+)\]")
@@ -43,7 +45,9 @@ class Passage(BaseModel):
         tokens: Millions of tokens of the runs; `end`: each where it ends; `doubling`: the slope of
             a line for each seed over the logarithm of the tokens.
         costs: Costs that are equal, of COSTS.
-        unit: `nats`, or `percent` of perplexity.
+        measure: Column of the tables that is compared; one of the reservoir test's has its
+            sentences for the tokens.
+        unit: `nats`, `percent` of perplexity, or `points` of a hundred.
         signed: Whether numbers have a sign where the interval does not hold 0; where they have
             none, the passage says what is worse. None: nats have one, per cent has none.
         ends: Whether the interval stands behind each number.
@@ -62,7 +66,8 @@ class Passage(BaseModel):
     to: str
     tokens: tuple[float | Literal["end", "doubling"], ...]
     costs: tuple[str, ...] = ("tokens",)
-    unit: Literal["nats", "percent"] = "nats"
+    measure: str = "validation_loss"
+    unit: Unit = "nats"
     signed: bool | None = None
     ends: bool = True
     between: tuple[float, float] | None = None
@@ -72,7 +77,7 @@ class Passage(BaseModel):
 
     def derived(self) -> str:
         """Return the passage with its numbers."""
-        signed = self.unit == "nats" if self.signed is None else self.signed
+        signed = self.unit != "percent" if self.signed is None else self.signed
         gaps = [self._gap(*cell) for cell in product(self.tokens, self.costs)]
         numbers = [in_words(gap, self.unit, signed) for gap in gaps]
         if not self.ends:
@@ -80,7 +85,7 @@ class Passage(BaseModel):
         return flat(self.text).format(*numbers)
 
     def _gap(self, tokens: float | Literal["end", "doubling"], cost: str) -> PairedGap:
-        losses = losses_of(self.runs)
+        losses = losses_of(self.runs, self.measure)
         if tokens == "doubling":
             first, last = self.between or (0, math.inf)
             lengths = sorted(
@@ -93,7 +98,7 @@ class Passage(BaseModel):
         return of_differences(self._differences(length, cost))
 
     def _differences(self, tokens: int | None, cost: str) -> dict[int, float]:
-        losses = losses_of(self.runs)
+        losses = losses_of(self.runs, self.measure)
         gaps = self._contrast(losses, (self.of, self.to), tokens, cost)
         if self.beyond:
             others = self._contrast(losses, self.beyond, tokens, cost)
@@ -114,9 +119,14 @@ class Passage(BaseModel):
 
 
 @cache
-def losses_of(runs: tuple[Path, ...]) -> Losses:
-    """Return the losses of tables in docs/results."""
-    return read_losses(RESULTS / path for path in runs)
+def losses_of(runs: tuple[Path, ...], measure: str) -> Losses:
+    """Return a column of tables in docs/results."""
+    if measure == "validation_loss":
+        return read_losses(RESULTS / path for path in runs)
+    scores: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for run in chain.from_iterable(table(RESULTS / path) for path in runs):
+        scores[run["variant"]][int(run["sentences"])][int(run["seed"])] = float(run[measure])
+    return scores
 
 
 def of_differences(differences: dict[int, float]) -> PairedGap:
@@ -134,17 +144,19 @@ def slopes(gaps: Sequence[dict[int, float]], lengths: Sequence[int]) -> dict[int
     }
 
 
-def in_words(gap: PairedGap, unit: Literal["nats", "percent"], signed: bool) -> str:
+def in_words(gap: PairedGap, unit: Unit, signed: bool) -> str:
     """Return a gap as pages write it, each number rounded once."""
     assert gap.low is not None and gap.high is not None, gap
     values = [gap.mean, gap.low, gap.high]
     if unit == "percent":
         values = [100 * math.expm1(value) for value in values]
+    if unit == "points":
+        values = [100 * value for value in values]
     sign = "+" if signed or gap.low <= 0 <= gap.high else ""
     if not sign:
         mean, *ends = (abs(value) for value in values)
         values = [mean, *sorted(ends)]
-    digits, end = (3, "") if unit == "nats" else (1, " %")
+    digits, end = {"nats": (3, ""), "percent": (1, " %"), "points": (1, "")}[unit]
     words = [f"{value:{sign}.{digits}f}".replace("-", "−") for value in values]
     return f"{words[0]}{end} [{words[1]}, {words[2]}]"
 

@@ -38,6 +38,10 @@ class YamlProblem(ValueError):
     """Text that is not YAML; the message completes `the value ...`."""
 
 
+def _is_plain(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.style is None
+
+
 class _Loader(yaml.SafeLoader):
     """Loader that resolves scalars as YAML 1.2 does."""
 
@@ -45,15 +49,19 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Refuse a key that is given twice, where PyYAML would take the last one.
+        """Refuse a key that is given twice, and `{key:value}`, which is a key without a value.
 
         Raises:
-            ConstructorError: a key is given twice.
+            ConstructorError: a key is given twice, or holds the value.
         """
         seen_keys: set[str] = set()
-        for key, _ in node.value:
+        for key, value in node.value:
+            problem = None
             if str(key.value) in seen_keys:
                 problem = f"key '{key.value}' is given twice; remove one"
+            elif _is_plain(key) and ":" in key.value and _is_plain(value) and not value.value:
+                problem = f"'{key.value}' is a key without a value; write a space after its colon"
+            if problem is not None:
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen_keys.add(str(key.value))
         return super().construct_mapping(node, deep)

@@ -22,9 +22,9 @@ def workshop(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
     The processes of pytest-xdist share them, and the two models below.
     """
-    with shared_directory(tmp_path_factory, "workshop") as (root, made):
+    with shared_directory(tmp_path_factory, "workshop") as (root, complete):
         workshop = Workshop(prose, root / "small.model", root / "shards")
-        if not made:
+        if not complete:
             settings = TrainerSettings(vocab_size=1000, sample_bytes=400_000)
             train_tokenizer(find_inputs([prose]).files, root / "small", settings, RecordKeys())
             workshop.tokenize(workshop.shards)
@@ -44,8 +44,8 @@ def unigram_model(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def train_once(factory: pytest.TempPathFactory, corpus: Path, settings: TrainerSettings) -> Path:
-    with shared_directory(factory, f"other-{settings.model_type}") as (root, made):
-        if not made:
+    with shared_directory(factory, f"other-{settings.model_type}") as (root, complete):
+        if not complete:
             train_tokenizer(find_inputs([corpus]).files, root / "other", settings, RecordKeys())
     return root / "other.model"
 

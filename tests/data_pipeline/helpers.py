@@ -55,9 +55,9 @@ class Workshop:
         **options: Any,
     ) -> Run:
         """A run of tokenize, by default what made the shards; of some of the inputs' files."""
-        found = find_inputs(inputs or [self.corpus])
+        all_inputs = find_inputs(inputs or [self.corpus])
         return Run(
-            Inputs(found.files[files], found.passed_over),
+            Inputs(all_inputs.files[files], all_inputs.passed_over),
             model or self.model,
             out,
             TokenizeOptions(**{"name": "small"} | options),
@@ -69,8 +69,8 @@ class Workshop:
     def tokenize(self, out: Path, *inputs: Path, **settings: Any) -> tuple[Manifest, int]:
         """Make a shard directory, or finish it; the manifest, and how many units were made now."""
         run = self.run(out, inputs, **settings)
-        made = run.make()
-        return run.finish(), made.now
+        counts = run.make()
+        return run.finish(), counts.now
 
     def make_tasks(self, out: Path, count: int, *indices: int, **settings: Any) -> list[Made]:
         """Make the units of some tasks, by default of all."""
@@ -80,8 +80,8 @@ class Workshop:
 
     def command(self, out: Path, *more: str | Path, corpus: str | Path = "") -> list[str | Path]:
         """The command that makes the shards, or those of another corpus."""
-        named = ["--tokenizer", self.model, "--name", "small", "--out", out]
-        return ["tokenize", corpus or self.corpus, *named, *more]
+        options = ["--tokenizer", self.model, "--name", "small", "--out", out]
+        return ["tokenize", corpus or self.corpus, *options, *more]
 
 
 def all_documents(directory: Path) -> list[Document]:
@@ -114,7 +114,7 @@ def run(*arguments: str | Path) -> Outcome:
     err = io.StringIO()
     code = 0
     words = [str(REPOSITORY / "data_pipeline/__main__.py"), *map(str, arguments)]
-    before = sys.argv
+    saved_argv = sys.argv
     sys.argv = words
     try:
         with redirect_stdout(out), redirect_stderr(err):
@@ -122,7 +122,7 @@ def run(*arguments: str | Path) -> Outcome:
     except SystemExit as ended:
         code = int(ended.code or 0)
     finally:
-        sys.argv = before
+        sys.argv = saved_argv
     return Outcome(code, out.getvalue(), err.getvalue())
 
 

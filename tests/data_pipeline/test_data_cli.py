@@ -89,12 +89,12 @@ def test_a_users_mistake_is_one_sentence(
     (tmp_path / "bad.jsonl").write_text(json.dumps({"text": "good"}) + "\n{bad}\n")
     places = {"TMP": tmp_path, "MODEL": workshop.model, "CORPUS": workshop.corpus}
 
-    def place(text: str) -> str:
+    def with_paths(text: str) -> str:
         for name, path in places.items():
             text = text.replace(name, str(path))
         return text
 
-    assert place(expected) in run(*map(place, command.split())).sentence()
+    assert with_paths(expected) in run(*map(with_paths, command.split())).sentence()
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 

@@ -19,11 +19,11 @@ from tests.data_pipeline.helpers import Workshop, contents
 def test_enough_text_of_every_source_in_every_file(workshop: Workshop) -> None:
     sizes: dict[str, int] = {}
     for file in find_inputs([workshop.corpus]).files:
-        found = set()
+        sources = set()
         for document in read_documents(file, RecordKeys()):
             sizes[document.source] = sizes.get(document.source, 0) + len(document.text.encode())
-            found.add(document.source)
-        assert found == {"PydocTopics", "StdlibDocstrings", "StdlibComments"}
+            sources.add(document.source)
+        assert sources == {"PydocTopics", "StdlibDocstrings", "StdlibComments"}
     assert sum(sizes.values()) >= MINIMUM_BYTES
     # The issue asks for this much from topics and docstrings and whatever else; docstrings carry
     # most of it.

@@ -309,9 +309,9 @@ def test_a_fraction_takes_the_same_files_of_every_chunk(tmp_path: Path) -> None:
     ]
     files = [RemoteFile(name, 1, "", "") for name in names]
 
-    def chosen(fraction: float, given: list[RemoteFile]) -> list[str]:
+    def chosen(fraction: float, listing: list[RemoteFile]) -> list[str]:
         return [
-            f.name for f in Wanted(fraction=fraction).choose(given, SOURCES["slimpajama"], "here")
+            f.name for f in Wanted(fraction=fraction).choose(listing, SOURCES["slimpajama"], "here")
         ]
 
     fifth = chosen(0.2, files)

@@ -83,18 +83,18 @@ def possible(design: str, precision: str, layout: Layout) -> bool:
 def facts(chain: Chain) -> Iterator[Fact]:
     """What a chain tries: two properties of a layout at once, and each change of a property."""
     for layout in chain.layouts:
-        own = {**layout._asdict(), "precision": chain.precision}
-        yield from combinations(sorted(own.items()), 2)
-    for before, after in pairwise(chain.layouts):
+        properties = {**layout._asdict(), "precision": chain.precision}
+        yield from combinations(sorted(properties.items()), 2)
+    for prior, after in pairwise(chain.layouts):
         for name in ("tensor_parallel", "data_parallel", "zero_stage"):
-            yield name, getattr(before, name), getattr(after, name)
+            yield name, getattr(prior, name), getattr(after, name)
 
 
 def chains(designs: Sequence[tuple[str, str]], pool: Sequence[Layout], length: int) -> list[Chain]:
     """One chain for each (design, precision); together they try as much as is easily found."""
     draw = random.Random(0)
     tried = set[Fact]()
-    found = []
+    chosen = []
     for design, precision in designs:
         allowed = [layout for layout in pool if possible(design, precision, layout)]
         candidates = [
@@ -102,5 +102,5 @@ def chains(designs: Sequence[tuple[str, str]], pool: Sequence[Layout], length: i
         ]
         best = max(candidates, key=lambda chain: len(set(facts(chain)) - tried))
         tried |= set(facts(best))
-        found.append(best)
-    return found
+        chosen.append(best)
+    return chosen

@@ -71,11 +71,11 @@ def test_every_layer_is_measured_when_asked(alone: Path) -> None:
 def test_the_spread_counts_keys_whose_probability_is_zero_in_fp32(deviation: float) -> None:
     scores = torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0)) * deviation
     visible = torch.ones(64, 64, dtype=torch.bool).tril()
-    found = spread_of_scores(scores, visible)
+    spreads = spread_of_scores(scores, visible)
     rows = scores.double()[0, 1]
     for query in (0, 7, 63):
         expected = rows[query, : query + 1].std(correction=0).item()
-        assert found[0, 1, query].item() == pytest.approx(expected, rel=1e-9)
+        assert spreads[0, 1, query].item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_training_does_not_notice(alone: Path, tiny_shards: Path, tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_tensor_and_sequence_parallel_ranks_agree(
         parallel__tensor_model_parallel_size=2,
         parallel__sequence_parallel=True,
     )
-    for one, other in zip(measured(alone), measured(run), strict=True):
-        assert one == pytest.approx(other, rel=1e-5)
+    for record, other in zip(measured(alone), measured(run), strict=True):
+        assert record == pytest.approx(other, rel=1e-5)
 
 
 def test_a_synthesizer_has_no_scores(tiny_shards: Path, tmp_path: Path) -> None:

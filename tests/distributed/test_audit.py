@@ -39,7 +39,7 @@ Engine = tuple[tuple[str, int, str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def answers(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Everything below, from one launch of TP 2 × DP 2."""
     runs = tmp_path_factory.mktemp("audit")
 
@@ -77,8 +77,8 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.fixture(params=ENGINES, ids=lambda engine: f"{engine[0]}-zero{engine[1]}-{engine[2]}")
-def engine(request: pytest.FixtureRequest, found: dict[str, Any]) -> Engine:
-    return request.param, found["engines"][request.param]
+def engine(request: pytest.FixtureRequest, answers: dict[str, Any]) -> Engine:
+    return request.param, answers["engines"][request.param]
 
 
 def test_zero_holds_nothing_frozen_and_the_counts_are_the_formulas(engine: Engine) -> None:
@@ -116,14 +116,14 @@ def test_partitions_and_optimizer_state_cover_the_trainable_elements_exactly(
         assert 0 < padding <= _most_padding(stage)
         assert held == ([shard, shard] if stage < 3 else [partitioned / 2, partitioned / 2])
         for rank in ranks:
-            own = sum(part["elements"] for part in rank["zero_partitions"])
+            partition = sum(part["elements"] for part in rank["zero_partitions"])
             assert not rank["optimizer_state"]["implied"]
             assert rank["optimizer_state"] == {
-                "elements": 2 * own,
-                "bytes": 8 * own,
+                "elements": 2 * partition,
+                "bytes": 8 * partition,
                 "implied": False,
             }
-            assert rank["master_weights"] == {"elements": own, "bytes": 4 * own}
+            assert rank["master_weights"] == {"elements": partition, "bytes": 4 * partition}
         assert sum(rank["optimizer_state"]["elements"] for rank in ranks) - 2 * padding == 2 * shard
         bytes_of_one = 4 if dtype == "fp32" else 2
         assert all(
@@ -137,8 +137,8 @@ def test_what_the_audit_implies_before_the_first_step_is_what_comes(engine: Engi
     for rank, in_file in zip(report["ranks"], report["file"]["ranks"], strict=True):
         assert rank["before"] == in_file
         for part in ("optimizer_state", "gradients"):
-            before, after = ({**rank[when][part], "implied": None} for when in ("before", "after"))
-            assert before == after, part
+            implied, after = ({**rank[when][part], "implied": None} for when in ("before", "after"))
+            assert implied == after, part
 
 
 def test_gradient_bytes_follow_the_zero_stage(engine: Engine) -> None:
@@ -146,15 +146,15 @@ def test_gradient_bytes_follow_the_zero_stage(engine: Engine) -> None:
     shard = _trainable_elements_of_a_shard(report)
     for rank in report["ranks"]:
         gradients = rank["after"]["gradients"]
-        own = sum(part["elements"] for part in rank["after"]["zero_partitions"])
+        partition = sum(part["elements"] for part in rank["after"]["zero_partitions"])
         # Accumulated in fp32, in bf16 training too.
         assert gradients["bytes"] == 4 * gradients["elements"]
         # The whole shard on every rank; the BF16 optimizer pads it like the partitions.
         if stage == 1:
-            padding = DATA_PARALLEL * own - shard if dtype == "bf16" else 0
+            padding = DATA_PARALLEL * partition - shard if dtype == "bf16" else 0
             assert gradients["elements"] == shard + padding
         else:
-            assert gradients["elements"] == own
+            assert gradients["elements"] == partition
         measured = rank["gradients_between_micro_batches"]
         if measured is not None:
             assert measured["bytes"] == 4 * measured["elements"]
@@ -163,8 +163,8 @@ def test_gradient_bytes_follow_the_zero_stage(engine: Engine) -> None:
             else:
                 # the partition without its padding; in fp32 all of the embedding, which two
                 # ranks share
-                most = own if dtype == "bf16" else own + 33 * 512 // TENSOR_PARALLEL
-                assert own - _most_padding(stage) <= measured["elements"] <= most
+                most = partition if dtype == "bf16" else partition + 33 * 512 // TENSOR_PARALLEL
+                assert partition - _most_padding(stage) <= measured["elements"] <= most
     assert (report["ranks"][0]["gradients_between_micro_batches"] is None) == (
         stage == 3 or (stage, dtype) == (1, "bf16")
     )
@@ -178,17 +178,17 @@ def test_the_bank_is_bitwise_unchanged_by_adamw_with_weight_decay(engine: Engine
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_bf16_stays_near_fp32(found: dict[str, Any], stage: int) -> None:
-    fp32, bf16 = (found["engines"]["orthogonal", stage, dtype]["losses"] for dtype in DTYPES)
+def test_bf16_stays_near_fp32(answers: dict[str, Any], stage: int) -> None:
+    fp32, bf16 = (answers["engines"]["orthogonal", stage, dtype]["losses"] for dtype in DTYPES)
     assert bf16 == pytest.approx(fp32, abs=2e-2)
     assert bf16 != pytest.approx(fp32, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", CORRUPTED)
 def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(
-    found: dict[str, Any], name: str
+    answers: dict[str, Any], name: str
 ) -> None:
-    complaint = found["corrupted"][name]
+    complaint = answers["corrupted"][name]
     buffer, count = ("left", 4) if "monarch" in name else ("weight", 2)
     assert complaint.startswith(
         "ZeRO holds the frozen weight "

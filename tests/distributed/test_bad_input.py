@@ -30,14 +30,14 @@ SECONDS_TO_WAIT = 3
 
 
 def one_of_two(rank: int) -> dict[str, str]:
-    place = {
+    environment = {
         "RANK": rank,
         "LOCAL_RANK": rank,
         "WORLD_SIZE": 2,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": free_ports(1)[0],
     }
-    return {name: str(value) for name, value in place.items()}
+    return {name: str(value) for name, value in environment.items()}
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(
         launcher.wait(timeout=60)
     assert (run / "state").read_text() == "running\n"
     assert not list(run.rglob("COMPLETE")) and not (run / "summary.json").exists()
-    before = deterministic_metrics(run)
-    assert len(before) == 3
+    recorded = deterministic_metrics(run)
+    assert len(recorded) == 3
     assert_refused(
         warm_cli(["compare", str(run)], TIMEOUT),
         "has not finished (its state is 'running')",
@@ -113,5 +113,5 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(
     assert done.returncode == 0, done.stderr
     assert (run / "state").read_text() == "finished\n"
     assert logged_steps(run) == list(range(1, 7))
-    assert deterministic_metrics(run)[: len(before)] == before
+    assert deterministic_metrics(run)[: len(recorded)] == recorded
     assert (run / "checkpoints/step_00000006/COMPLETE").is_file()

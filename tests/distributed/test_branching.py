@@ -56,9 +56,9 @@ class Family:
         return self.directory / name
 
     def refused(self, *fragments: str, **changes: object) -> None:
-        given = {"schedule__branch_from": self.trunk, **changes}
+        settings = {"schedule__branch_from": self.trunk, **changes}
         assert_refused(
-            train_on_warm_ranks(self.overrides("refused", **given), self.ranks), *fragments
+            train_on_warm_ranks(self.overrides("refused", **settings), self.ranks), *fragments
         )
         assert not (self.directory / "refused" / "metrics.jsonl").exists()
 
@@ -79,9 +79,9 @@ def test_a_branch_is_the_run_of_its_own_length(
     layout: dict[str, object] = {"parallel__tensor_model_parallel_size": 2}
     directory = tmp_path_factory.mktemp("tp2-dp2-zero1")
     family = Family(tiny_shards, directory, ranks=4, layout=layout)
-    before = files_under(family.trunk)
+    trunk_files = files_under(family.trunk)
     branch = family.train("branch", schedule__branch_from=family.trunk, checkpoint__every=2)
-    assert files_under(family.trunk) == before
+    assert files_under(family.trunk) == trunk_files
     family.assert_whole(branch)
     assert not (branch / f"checkpoints/step_{POINT:08d}").exists()
 
@@ -154,11 +154,11 @@ def test_a_damaged_checkpoint_is_left_where_it_is(family: Family) -> None:
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     try:
         family.refused("rank_00000.safetensors does not have the SHA-256")
-        before = files_under(family.trunk)
+        trunk_files = files_under(family.trunk)
         earlier = family.train(
             "earlier", schedule__branch_from=family.trunk, checkpoint__fall_back="true"
         )
-        assert files_under(family.trunk) == before
+        assert files_under(family.trunk) == trunk_files
         family.assert_whole(earlier)
         origin = json.loads((earlier / "environment.json").read_text())["segments"][0][
             "branched_from"

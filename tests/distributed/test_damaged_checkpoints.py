@@ -39,7 +39,7 @@ class Trained:
         assert done.returncode == 0, done.stderr
 
     def overrides(self, name: str, **changes: object) -> list[str]:
-        own: dict[str, object] = {
+        settings: dict[str, object] = {
             "model__num_layers": 1,
             "schedule__steps": 6,
             "schedule__kind": "constant",
@@ -48,7 +48,7 @@ class Trained:
             "data__loader_workers": 0,
             "telemetry__tensorboard": "false",
         }
-        return tiny_overrides(self.shards, self.runs, name, **(own | changes))
+        return tiny_overrides(self.shards, self.runs, name, **(settings | changes))
 
     def copy(self, name: str) -> Path:
         shutil.copytree(self.runs / "trained", self.runs / name)
@@ -74,18 +74,18 @@ def flip(file: Path) -> None:
 def test_a_checkpoint_that_cannot_be_trusted_is_one_sentence(trained: Trained) -> None:
     run = trained.copy("flipped")
     flip(run / NEWEST / RANK_FILE)
-    before = files_under(run)
+    files = files_under(run)
     sentence = (RANK_FILE, "does not have the SHA-256", "checkpoint.fall_back=true")
     assert_refused(trained.resume("flipped"), *sentence)
-    assert files_under(run) == before
+    assert files_under(run) == files
     assert trained.resume("flipped", checkpoint__verify="size").returncode == 0
 
 
 def test_another_run_is_one_sentence(trained: Trained) -> None:
-    before = files_under(trained.runs / "trained")
+    files = files_under(trained.runs / "trained")
     sentence = ("frozen digest mismatch", "seed=1234", "seed=7", "set attention.seed")
     assert_refused(trained.resume("trained", attention__seed=7), *sentence)
-    assert files_under(trained.runs / "trained") == before
+    assert files_under(trained.runs / "trained") == files
 
 
 def test_a_damaged_checkpoint_is_kept_aside_if_that_is_asked_for(trained: Trained) -> None:
@@ -114,10 +114,10 @@ def test_without_a_checkpoint_before_it_a_damaged_one_stops_the_run(trained: Tra
     run = trained.copy("alone")
     shutil.rmtree(run / BEFORE)
     flip(run / NEWEST / RANK_FILE)
-    before = files_under(run)
+    files = files_under(run)
     done = trained.resume("alone", checkpoint__fall_back="true")
     assert_refused(done, RANK_FILE, "there is no checkpoint before it to continue from")
-    assert files_under(run) == before
+    assert files_under(run) == files
 
 
 def test_a_checkpoint_without_its_marker_is_kept_and_the_run_does_not_go_back_unasked(
@@ -128,13 +128,13 @@ def test_a_checkpoint_without_its_marker_is_kept_and_the_run_does_not_go_back_un
     left = ["state.node-7.tmp", ".state.7", "checkpoints/.step_00000001", "lock.node-7.tmp"]
     for name in left:
         (run / name).touch()
-    before = files_under(run)
+    files = files_under(run)
     refusal = (
         "step_00000004 is not complete any more",
         "latest names it; restore it, or set checkpoint.fall",
     )
     assert_refused(trained.resume("unmarked"), *refusal)
-    assert files_under(run) == before
+    assert files_under(run) == files
     verified = warm_cli(["checkpoint", "verify", str(run)])
     assert (
         verified.returncode == 1
@@ -163,13 +163,13 @@ def test_what_is_good_is_not_deleted_for_lost_files_and_lost_settings_are_told(
         (run / lost).unlink()
     settings = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(settings[: len(settings) // 2])
-    before = files_under(run)
+    files = files_under(run)
     refusal = (
         "step_00000004 has lost files: it has PROVEN, but no COMPLETE; restore it, or set",
         "checkpoint.fall_back=true to continue from step_00000002",
     )
     assert_refused(trained.resume("filtered"), *refusal)
-    assert files_under(run) == before
+    assert files_under(run) == files
     kept = files_under(run / NEWEST)
     done = trained.resume("filtered", checkpoint__fall_back="true", optimizer__learning_rate=1e-3)
     assert done.returncode == 0, done.stderr
@@ -199,21 +199,21 @@ def test_no_start_from_nothing_over_the_records_of_a_run(
             shutil.rmtree(path)
         else:
             path.unlink()
-    before = files_under(run)
+    files = files_under(run)
     done = trained.resume(run.name, checkpoint__fall_back="true")
     assert_refused(
         done, str(run / "checkpoints"), told, "or choose another run.name to start afresh"
     )
-    assert files_under(run) == before
+    assert files_under(run) == files
 
 
 def test_a_finished_run_is_given_no_settings_that_it_was_not_trained_with(trained: Trained) -> None:
     run = trained.copy("finished")
     assert trained.resume(run.name).returncode == 0
-    before = files_under(run)
+    files = files_under(run)
     done = trained.resume(run.name, optimizer__learning_rate=0.5)
     assert_refused(done, "has trained all its 6 steps, but optimizer.learning_rate is 0.5, was")
-    assert files_under(run) == before
+    assert files_under(run) == files
 
 
 def test_of_an_older_checkpoint_that_is_a_link_only_the_link_is_removed(trained: Trained) -> None:
@@ -281,7 +281,7 @@ def test_verify_of_whole_checkpoints_ends_with_0(trained: Trained) -> None:
     assert done.stdout.splitlines()[1].startswith("step_00000004: 4 files, ")
     assert done.stdout.count(": whole, good\n") == 2
     checkpoints = json.loads(warm_cli(["checkpoint", "verify", str(run), "--json"]).stdout)
-    assert [(each["step"], each["tokens"], each["state"]) for each in checkpoints] == [
+    assert [(saved["step"], saved["tokens"], saved["state"]) for saved in checkpoints] == [
         (2, 512, "good"),
         (4, 1024, "good"),
     ]
@@ -312,7 +312,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [pytest.param(0o000, marks=pytest.mark.full), 0o555])
 def test_a_directory_without_permission_is_one_sentence(mode: int, trained: Trained) -> None:
     run = trained.copy(f"locked-{mode}")
-    before = files_under(run)
+    files = files_under(run)
     (run / "checkpoints").chmod(mode)
     as_anybody = (
         ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
@@ -330,4 +330,4 @@ def test_a_directory_without_permission_is_one_sentence(mode: int, trained: Trai
     )
     (run / "checkpoints").chmod(0o755)
     assert_refused(done, f"{run / 'checkpoints'} cannot be read and written", "permissions")
-    assert files_under(run) == before
+    assert files_under(run) == files

@@ -37,7 +37,7 @@ def whole(directory: Path, weight: float) -> str:
 def test_global_batches_are_the_same_for_any_layout(
     tiny_shards: Path, fewer_shards: Path, tmp_path: Path
 ) -> None:
-    found = {}
+    batches = {}
     for ranks, tensor_parallel in ((1, 1), (2, 1), (4, 1), (2, 2)):
         micro_batches = (1, 2)
         overrides = [
@@ -62,10 +62,10 @@ def test_global_batches_are_the_same_for_any_layout(
                 ]
                 assert all(pair[:size] == pair[size:] for pair in rounds)
                 answer = list(itertools.chain.from_iterable(pair[:size] for pair in rounds))
-            found[ranks, tensor_parallel, size] = answer
-    reference = found[1, 1, 1]
+            batches[ranks, tensor_parallel, size] = answer
+    reference = batches[1, 1, 1]
     assert len(reference) == 3 * 8 and len({tuple(sample) for sample in reference}) == 24
-    assert all(samples == reference for samples in found.values())
+    assert all(samples == reference for samples in batches.values())
 
 
 def test_a_resume_on_other_data_is_refused_with_what_changed(

@@ -220,8 +220,8 @@ def test_training_does_not_depend_on_the_layout(
 def test_every_trained_weight_counts(tmp_path: Path) -> None:
     """None is left out of the loss, nor undone by what comes after it."""
     runs = [design_overrides(design, tmp_path, tmp_path, name="run") for design in DESIGNS]
-    found = run_ranks(1, "tests.distributed.workers.designs:gradients", {"runs": runs})
-    for design, gradients in zip(DESIGNS, found, strict=True):
+    answers = run_ranks(1, "tests.distributed.workers.designs:gradients", {"runs": runs})
+    for design, gradients in zip(DESIGNS, answers, strict=True):
         least = 1e-5 * median(gradients.values())
         assert min(gradients.values()) > least > 0, (design, gradients)
 
@@ -250,10 +250,10 @@ def test_four_tensor_parallel_ranks_compute_what_one_does(tmp_path: Path) -> Non
             for design in designs
         ]
         losses.append(run_ranks(size, "tests.distributed.workers.designs:descents", {"runs": runs}))
-    for design, one, four in zip(designs, *losses, strict=True):
+    for design, alone, four in zip(designs, *losses, strict=True):
         # The steps moved the weights; with norms of queries and keys they are long, and overshoot.
-        assert abs(one[0] - one[-1]) > 0.05, design
-        assert four == pytest.approx(one, rel=2e-5), design
+        assert abs(alone[0] - alone[-1]) > 0.05, design
+        assert four == pytest.approx(alone, rel=2e-5), design
 
 
 @every_case

@@ -38,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
+def reports(tiny_shards: Path, runs: Path) -> dict[str, Any]:
     """{name: export.json or refusal} of all runs, each exported to runs/out/NAME."""
 
     def all_of(changes: dict[str, dict[str, Any]]) -> list[list[str]]:
@@ -72,8 +72,8 @@ times as much."""
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_the_export_computes_what_the_run_does(found: dict[str, Any], name: str) -> None:
-    facts = found[name]
+def test_the_export_computes_what_the_run_does(reports: dict[str, Any], name: str) -> None:
+    facts = reports[name]
     assert facts["model"] == CLASSES[name]
     same_bits = name in ("learned", "penalty", "biased", "qwen3-whole")
     assert facts["dtype"] == ("bf16" if same_bits else "fp32")
@@ -84,56 +84,56 @@ def test_the_export_computes_what_the_run_does(found: dict[str, Any], name: str)
     assert facts["tokenizer"]["different_ids"] == facts["tokenizer"]["different_texts"] == 0
 
 
-def test_heads_in_other_places_would_have_been_seen(found: dict[str, Any]) -> None:
-    assert found["swapped"] > 1e-4
+def test_heads_in_other_places_would_have_been_seen(reports: dict[str, Any]) -> None:
+    assert reports["swapped"] > 1e-4
 
 
-def test_weights_of_bf16_have_the_bits_of_the_checkpoint(found: dict[str, Any]) -> None:
-    assert found["bits"] == dict.fromkeys(found["bits"], True) and len(found["bits"]) == 4
+def test_weights_of_bf16_have_the_bits_of_the_checkpoint(reports: dict[str, Any]) -> None:
+    assert reports["bits"] == dict.fromkeys(reports["bits"], True) and len(reports["bits"]) == 4
 
 
-def test_rounding_is_asked_for_and_measured(found: dict[str, Any]) -> None:
-    assert found["rounded"]["dtype"] == "bf16"
-    assert 1e-4 < found["rounded"]["logits"]["difference"] < 0.05
-    assert found["rounded"]["weight_bytes"] * 2 == found["orthogonal"]["weight_bytes"]
+def test_rounding_is_asked_for_and_measured(reports: dict[str, Any]) -> None:
+    assert reports["rounded"]["dtype"] == "bf16"
+    assert 1e-4 < reports["rounded"]["logits"]["difference"] < 0.05
+    assert reports["rounded"]["weight_bytes"] * 2 == reports["orthogonal"]["weight_bytes"]
 
 
-def test_export_json_says_what_was_frozen(found: dict[str, Any], runs: Path) -> None:
+def test_export_json_says_what_was_frozen(reports: dict[str, Any], runs: Path) -> None:
     attention = "model.layers.{}.self_attn.{}_proj.weight"
     whole = {attention.format(layer, role): [[0, 32]] for layer in (0, 1) for role in "qk"}
-    assert found["orthogonal"]["frozen_rows"] == whole and found["orthogonal"]["folded"] == []
-    rows = found["hybrid"]["frozen_rows"]  # heads 1 and 3 of layer 0; 1, 2 and 3 of layer 1
+    assert reports["orthogonal"]["frozen_rows"] == whole and reports["orthogonal"]["folded"] == []
+    rows = reports["hybrid"]["frozen_rows"]  # heads 1 and 3 of layer 0; 1, 2 and 3 of layer 1
     assert rows[attention.format(0, "q")] == [[8, 16], [24, 32]]
     assert rows[attention.format(1, "k")] == [[8, 32]]
-    assert found["hybrid"]["folded"] == ["low_rank", "channel_scale"]
+    assert reports["hybrid"]["folded"] == ["low_rank", "channel_scale"]
     # GPT2: keys after queries, each of the two key heads twice.
-    assert found["learned"]["frozen_rows"]["transformer.h.0.attn.c_attn.weight"] == [[0, 64]]
-    assert found["vanilla"]["frozen_rows"] == found["shared-vanilla"]["frozen_rows"] == {}
+    assert reports["learned"]["frozen_rows"]["transformer.h.0.attn.c_attn.weight"] == [[0, 64]]
+    assert reports["vanilla"]["frozen_rows"] == reports["shared-vanilla"]["frozen_rows"] == {}
     # Keys with the rows of queries are as frozen as these; of one frozen role the other one trains.
-    rows = found["shared"]["frozen_rows"]  # group 1 of two in layer 0, with heads 2 and 3
+    rows = reports["shared"]["frozen_rows"]  # group 1 of two in layer 0, with heads 2 and 3
     assert rows[attention.format(0, "q")] == [[16, 32]]
     assert rows[attention.format(0, "k")] == [[8, 16]]
     queries = {attention.format(layer, "q"): [[0, 32]] for layer in (0, 1)}
-    assert found["frozen-query"]["frozen_rows"] == queries
-    assert found["frozen-query"]["folded"] == found["low-rank"]["folded"][:1] == ["low_rank"]
-    assert found["early"]["frozen_rows"] == {}
-    rows = found["biased"]["frozen_rows"]
+    assert reports["frozen-query"]["frozen_rows"] == queries
+    assert reports["frozen-query"]["folded"] == reports["low-rank"]["folded"][:1] == ["low_rank"]
+    assert reports["early"]["frozen_rows"] == {}
+    rows = reports["biased"]["frozen_rows"]
     assert rows == {attention.format(1, role): [[0, 32]] for role in "qk"}
-    assert found["biased"]["frozen_bank"]["recipe"] is None
+    assert reports["biased"]["frozen_bank"]["recipe"] is None
     about = json.loads(next((runs / "hybrid").glob("checkpoints/*/checkpoint.json")).read_text())
-    assert found["hybrid"]["frozen_bank"] == about["frozen_bank"]
+    assert reports["hybrid"]["frozen_bank"] == about["frozen_bank"]
     stored = json.loads((runs / "out/hybrid/export.json").read_text())
-    assert stored == found["hybrid"]
+    assert stored == reports["hybrid"]
 
 
-def test_facts_are_those_of_the_step(found: dict[str, Any], runs: Path) -> None:
+def test_facts_are_those_of_the_step(reports: dict[str, Any], runs: Path) -> None:
     summary = json.loads((runs / "orthogonal/summary.json").read_text())
-    facts = found["orthogonal"]
+    facts = reports["orthogonal"]
     assert (facts["step"], facts["tokens"]) == (summary["step"], summary["tokens"])
     assert facts["validation_perplexity"] == pytest.approx(
         summary["validation"]["perplexity"], rel=1e-12
     )
-    assert (found["earlier"]["step"], found["earlier"]["validation_perplexity"]) == (2, None)
+    assert (reports["earlier"]["step"], reports["earlier"]["validation_perplexity"]) == (2, None)
     card = (runs / "out/orthogonal/README.md").read_text()
     assert f"{facts['validation_perplexity']:.2f}" in card and "frozen_rows" in card
     drawn, kept = "never trained are", "and then frozen are"
@@ -145,17 +145,17 @@ def test_facts_are_those_of_the_step(found: dict[str, Any], runs: Path) -> None:
     }
     for name, sentences in said.items():
         card = (runs / "out" / name / "README.md").read_text()
-        assert [one for one in (drawn, kept) if one in card] == sentences, name
+        assert [sentence for sentence in (drawn, kept) if sentence in card] == sentences, name
     assert "not measured at this step" in (runs / "out/earlier/README.md").read_text()
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
-    found: dict[str, Any], runs: Path
+    reports: dict[str, Any], runs: Path
 ) -> None:
-    assert "no class of transformers computes attention so" in found["scores"]
-    assert "model.head_dim=16 makes 64 of model.hidden_size=32" in found["wide"]
-    assert "complete checkpoints of step 2, 4 only" in found["never saved"]
-    spoilt = found["spoilt"]
+    assert "no class of transformers computes attention so" in reports["scores"]
+    assert "model.head_dim=16 makes 64 of model.hidden_size=32" in reports["wide"]
+    assert "complete checkpoints of step 2, 4 only" in reports["never saved"]
+    spoilt = reports["spoilt"]
     assert "frozen digest mismatch" in spoilt["bank"] and "seed=1235" in spoilt["bank"]
     said = "written with model.rotary_base=10000 but config.yaml has 20000"
     assert said in spoilt["config"]
@@ -164,7 +164,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
 
 
 def test_the_seed_decides_what_is_drawn(
-    found: dict[str, Any], runs: Path, capsys: pytest.CaptureFixture[str]
+    reports: dict[str, Any], runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sampler = Sampler(runs / "out/orthogonal", trust_code=False)
     first, again = (sampler.write("The", Sampling(tokens=12, seed=3)) for _ in range(2))
@@ -177,7 +177,7 @@ def test_the_seed_decides_what_is_drawn(
     sampler.write("", Sampling(tokens=1))  # begins a document
 
 
-def test_sampling_says_what_it_cannot_do(found: dict[str, Any], runs: Path) -> None:
+def test_sampling_says_what_it_cannot_do(reports: dict[str, Any], runs: Path) -> None:
     with pytest.raises(UserError, match=r"more than the 32 positions that the model has learned"):
         Sampler(runs / "out/learned", trust_code=False).write("The", Sampling(tokens=32))
     with pytest.raises(UserError, match=r"has code of its own, modeling_ora.py: .* --trust-code"):
@@ -189,7 +189,7 @@ def test_sampling_says_what_it_cannot_do(found: dict[str, Any], runs: Path) -> N
 
 
 def test_an_export_whose_checkpoint_was_written_anew_is_made_again(
-    found: dict[str, Any], runs: Path
+    reports: dict[str, Any], runs: Path
 ) -> None:
     run = RunDirectory(runs / "orthogonal")
     kept, gone = (run.exports / f"step_{step:08d}" for step in (4, 3))
@@ -222,7 +222,7 @@ def test_an_export_whose_checkpoint_was_written_anew_is_made_again(
     ],
 )
 def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
-    found: dict[str, Any], runs: Path, name: str
+    reports: dict[str, Any], runs: Path, name: str
 ) -> None:
     from laboratory.finetuning.glue_data import TASKS
     from laboratory.finetuning.models import load_classifier, load_tokenizer, open_pretrained
@@ -240,20 +240,20 @@ def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
     frozen = freeze(model, pretrained.frozen_rows)
     training = {key: weight for key, weight in model.named_parameters() if weight.requires_grad}
-    before = {key: weight.detach().clone() for key, weight in training.items()}
+    initial = {key: weight.detach().clone() for key, weight in training.items()}
     optimizer = torch.optim.AdamW(training.values(), 1e-2, weight_decay=0.0)
     mask = torch.tensor([[1] * 5, [1, 1, 0, 0, 0]])
     model(ids, attention_mask=mask, labels=torch.tensor([0, 1])).loss.backward()
     optimizer.step()
     frozen.check()
-    ranges = [one for ranges in found[name]["frozen_rows"].values() for one in ranges]
+    ranges = [span for ranges in reports[name]["frozen_rows"].values() for span in ranges]
     rows = sum(end - first for first, end in ranges)
-    biases = rows if found[name]["model"] in ("GPT2LMHeadModel", "OraLearnedForCausalLM") else 0
+    biases = rows if reports[name]["model"] in ("GPT2LMHeadModel", "OraLearnedForCausalLM") else 0
     assert frozen.entries == 32 * rows + biases
-    assert [key for key, weight in training.items() if weight.equal(before[key])] == []
+    assert [key for key, weight in training.items() if weight.equal(initial[key])] == []
 
 
-def test_a_run_is_fine_tuned_through_its_export(found: dict[str, Any], runs: Path) -> None:
+def test_a_run_is_fine_tuned_through_its_export(reports: dict[str, Any], runs: Path) -> None:
     from laboratory.finetuning.models import open_pretrained
 
     run = RunDirectory(runs / "unfreeze")
@@ -264,7 +264,7 @@ def test_a_run_is_fine_tuned_through_its_export(found: dict[str, Any], runs: Pat
 
 
 def test_no_code_and_no_pickle_of_a_strangers_directory_is_run(
-    found: dict[str, Any], runs: Path, tmp_path: Path
+    reports: dict[str, Any], runs: Path, tmp_path: Path
 ) -> None:
     """By `sample`, `evaluate tasks` and `glue`, of a run and of a directory."""
     run, canary = tmp_path / "normed", tmp_path / "it ran"
@@ -301,7 +301,7 @@ def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -
     assert done.returncode == 0, done.stderr
     export = runs / "at-end/exports/step_00000004"
     assert f"exported: {export}: Starcoder2ForCausalLM of step 4" in done.stdout
-    made = (export / "export.json").stat().st_mtime_ns
+    written_at = (export / "export.json").stat().st_mtime_ns
     prompts = runs / "prompts.txt"
     prompts.write_text("Return\n\nclass A\n")
     arguments = ["--prompt=The", f"--prompt-file={prompts}", "--tokens=8", "--greedy"]
@@ -311,11 +311,11 @@ def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -
     assert len(texts) == 3
     for text, prompt in zip(texts, ("The", "Return", "class A"), strict=True):
         assert text.startswith(prompt) and len(text) > len(prompt) + 1
-    assert (export / "export.json").stat().st_mtime_ns == made
+    assert (export / "export.json").stat().st_mtime_ns == written_at
 
 
 def test_runs_are_evaluated_on_tasks_through_their_exports(
-    found: dict[str, Any], runs: Path, tmp_path: Path
+    reports: dict[str, Any], runs: Path, tmp_path: Path
 ) -> None:
     """Code that an export needs is our own and runs; the labels are as in compare."""
     pytest.importorskip("lm_eval")
@@ -325,10 +325,10 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
     out = tmp_path / "out"
     tasks([runs / "hybrid", runs / "normed"], "choice", include_path=files, out=out)
     report = json.loads((out / "report.json").read_text())
-    models = [(one["name"], one["step"]) for one in report["models"]]
+    models = [(model["name"], model["step"]) for model in report["models"]]
     assert models == [("hybrid", 4), ("normed", 4)]
-    (one,) = report["items"]
-    assert (one["compared"], one["gap"]["n"]) == ("normed", 24)
+    (comparison,) = report["items"]
+    assert (comparison["compared"], comparison["gap"]["n"]) == ("normed", 24)
     adapted = "orthogonal+query_key_bias+channel_scale+low_rank"
     assert report["models"][1]["variant"].startswith(adapted)
     assert (runs / "normed/exports/step_00000004/modeling_ora.py").is_file()
@@ -336,12 +336,12 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_lm_eval_scores_a_stock_export_as_the_run_s_own_model(
-    found: dict[str, Any], runs: Path, name: str
+    reports: dict[str, Any], runs: Path, name: str
 ) -> None:
     pytest.importorskip("lm_eval")
     payload = {"run": str(runs / name), "export": str(runs / "out" / name)}
     scores = run_ranks(1, "tests.distributed.workers.export:harness_scores", payload)
-    assert not found[name]["custom_code"]
+    assert not reports[name]["custom_code"]
     for theirs, ours in scores:
         assert ours < -5 and theirs == pytest.approx(ours, abs=2e-5)
 

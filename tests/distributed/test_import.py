@@ -37,12 +37,14 @@ def without_model(shards: Path, runs: Path, name: str, **changes: object) -> lis
     """Overrides of a tiny run whose model section is somebody else's."""
     overrides = tiny_overrides(shards, runs, name, **{**QUIET, **changes})
     return [
-        one for one in overrides if not one.startswith("model.") or one.startswith("model.dropout")
+        override
+        for override in overrides
+        if not override.startswith("model.") or override.startswith("model.dropout")
     ]
 
 
 @pytest.fixture(scope="module")
-def found(tiny_shards: Path, root: Path) -> dict[str, Any]:
+def report(tiny_shards: Path, root: Path) -> dict[str, Any]:
     payload = {
         "root": str(root),
         "source": tiny_overrides(tiny_shards, root, "source", **QUIET, **GROUPED),
@@ -57,7 +59,7 @@ def found(tiny_shards: Path, root: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
+def trained(report: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
     """One run on one rank and the same on two, both gone on with.
 
     Then with other weights in its place.
@@ -69,17 +71,17 @@ def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
         )
 
     more = {"schedule__steps": 5}
-    one = {"runs": [run("one"), run("one", **more), run("one", "other", **more)]}
+    single = {"runs": [run("one"), run("one", **more), run("one", "other", **more)]}
     two = {"runs": [run("two", **PARALLEL), run("two", **more, **PARALLEL)]}
-    one["runs"].append(run("qwen3-one", "qwen3-imported"))
+    single["runs"].append(run("qwen3-one", "qwen3-imported"))
     two["runs"].append(run("qwen3-two", "qwen3-imported", **PARALLEL))
-    one["runs"].append(run("padded-one", "padded-imported"))
-    one["runs"].append(run("bare-refused", "bare-imported"))
+    single["runs"].append(run("padded-one", "padded-imported"))
+    single["runs"].append(run("bare-refused", "bare-imported"))
     config, overrides = run("bare-two", "bare-imported", **PARALLEL)
     remedy = ["model.vocab_size=512", "model.vocab_multiple=96"]
     two["runs"].append((config, [*overrides, *remedy]))
     return [
-        *run_ranks(1, "tests.distributed.workers.import_weights:train_all", one),
+        *run_ranks(1, "tests.distributed.workers.import_weights:train_all", single),
         *run_ranks(2, "tests.distributed.workers.import_weights:train_all", two),
     ]
 
@@ -87,32 +89,32 @@ def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
 @pytest.mark.parametrize("variant", ["pretrained", "vanilla"])
 @pytest.mark.parametrize("name", STOCK)
 def test_what_was_imported_computes_the_same(
-    found: dict[str, Any], name: str, variant: str
+    report: dict[str, Any], name: str, variant: str
 ) -> None:
-    assert found[f"{name} {variant}"] <= 1e-5  # of logits of about 5
+    assert report[f"{name} {variant}"] <= 1e-5  # of logits of about 5
 
 
-def test_the_bank_of_an_export_comes_back_bit_for_bit(found: dict[str, Any], root: Path) -> None:
+def test_the_bank_of_an_export_comes_back_bit_for_bit(report: dict[str, Any], root: Path) -> None:
     (file,) = (root / "source").glob("checkpoints/*/checkpoint.json")
     saved = json.loads(file.read_text())["frozen_bank"]["sha256"]
-    assert len(saved) == 4 and found["bank"] == saved
+    assert len(saved) == 4 and report["bank"] == saved
 
 
 def test_it_trains_under_any_layout_and_goes_on(
-    trained: list[str], found: dict[str, Any], root: Path
+    trained: list[str], report: dict[str, Any], root: Path
 ) -> None:
     assert trained[:2] == trained[6:8] == ["finished"] * 2
     results = []
     for name in ("one", "two"):
         last = sorted((root / name).glob("checkpoints/step_*"))[-1]
         bank = json.loads((last / "checkpoint.json").read_text())["frozen_bank"]
-        assert bank["sha256"] == found["bank"] and bank["recipe"]["init"] == "pretrained"
+        assert bank["sha256"] == report["bank"] and bank["recipe"]["init"] == "pretrained"
         assert "given_path" not in bank["recipe"]
         results.append(json.loads((root / name / "summary.json").read_text()))
-    one, two = (result["validation"]["loss"] for result in results)
-    assert one == pytest.approx(two, rel=1e-5) and results[0]["step"] == 5
+    single, two = (result["validation"]["loss"] for result in results)
+    assert single == pytest.approx(two, rel=1e-5) and results[0]["step"] == 5
     source = json.loads((root / "source/summary.json").read_text())["validation"]["loss"]
-    assert one < source - 0.05  # it went on from there
+    assert single < source - 0.05  # it went on from there
 
 
 def test_qwen3_trains_alike_on_one_rank_and_on_two(trained: list[str], root: Path) -> None:
@@ -124,8 +126,8 @@ def test_qwen3_trains_alike_on_one_rank_and_on_two(trained: list[str], root: Pat
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_rows_above_the_ids_of_the_tokenizer_are_never_predicted(found: dict[str, Any]) -> None:
-    padded = found["padded"]
+def test_rows_above_the_ids_of_the_tokenizer_are_never_predicted(report: dict[str, Any]) -> None:
+    padded = report["padded"]
     assert padded["tokens"] == 512 and padded["rows"] == 640 and padded["difference"] <= 1e-5
     assert padded["largest above"] == -math.inf
 
@@ -150,7 +152,7 @@ def test_other_weights_are_another_run(trained: list[str]) -> None:
     assert "model." in trained[2] and "but this run has" in trained[2]
 
 
-def test_the_file_must_fit_and_be_whole(found: dict[str, Any], root: Path) -> None:
+def test_the_file_must_fit_and_be_whole(report: dict[str, Any], root: Path) -> None:
     config = str(root / "imported/config.yaml")
     with pytest.raises(
         UserError, match=r"num_layers=1 but the model in .* has 2; set model\.num_layers=2"
@@ -178,9 +180,9 @@ def test_the_file_must_fit_and_be_whole(found: dict[str, Any], root: Path) -> No
     )
     content[start + 5] ^= 1
     spoilt.write_bytes(content)
-    given = load_config(config, [f"model.initial_weights={spoilt}"]).given_weights
-    assert given is not None and given.head(1, "key", 1, 8).shape == (8, 32)
+    weights = load_config(config, [f"model.initial_weights={spoilt}"]).given_weights
+    assert weights is not None and weights.head(1, "key", 1, 8).shape == (8, 32)
     with pytest.raises(
         ValueError, match=r"head 0 of layer\.1\.attention\.key does not have the SHA-256"
     ):
-        given.head(1, "key", 0, 8)
+        weights.head(1, "key", 0, 8)

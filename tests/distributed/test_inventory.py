@@ -68,8 +68,8 @@ def compared(request: pytest.FixtureRequest) -> list[tuple[str, Config, int, dic
     size: int = request.param
     configs = [overrides(number, design, size) for number, design in enumerate(DESIGNS)]
     worker = "tests.distributed.workers.inventory:live_and_listed"
-    found = run_ranks(size, worker, {"configs": configs}, timeout=300)
-    return [(*case, one) for case, one in zip(cases(size), found, strict=True)]
+    reports = run_ranks(size, worker, {"configs": configs}, timeout=300)
+    return [(*case, report) for case, report in zip(cases(size), reports, strict=True)]
 
 
 def test_the_live_engine_has_the_parameters_and_buffers_of_the_inventory(
@@ -77,10 +77,10 @@ def test_the_live_engine_has_the_parameters_and_buffers_of_the_inventory(
 ) -> None:
     """Names, shapes on each rank, dimensions that are cut, phases, weight decay."""
     assert len(compared) == len(DESIGNS) + 2 + 2 + 1  # further phases of those in PHASED
-    for design, config, phase, found in compared:
+    for design, config, phase, report in compared:
         size = config.parallel.tensor_model_parallel_size
-        assert len(found["live"]) == len(found["listed"]) == size
-        for live, listed in zip(found["live"], found["listed"], strict=True):
+        assert len(report["live"]) == len(report["listed"]) == size
+        for live, listed in zip(report["live"], report["listed"], strict=True):
             expected = {
                 name: [shape, "buffer" if begins is None else cut, begins, decay]
                 for name, (shape, cut, begins, decay) in listed.items()
@@ -98,7 +98,7 @@ def test_the_shares_of_all_ranks_are_the_whole() -> None:
 
 
 def test_kinds_say_what_a_tensor_is() -> None:
-    found: dict[str, set[str]] = {}
+    kinds: dict[str, set[str]] = {}
     for design, config, _ in cases(2):
         inventory = tensors(config.shape, config.policy, 0)
         for tensor in inventory:
@@ -106,12 +106,12 @@ def test_kinds_say_what_a_tensor_is() -> None:
                 tensor
             )
             assert (tensor.kind == "norm") == ("layernorm" in tensor.name)
-        found[design] = {tensor.kind for tensor in inventory} - {"ordinary", "norm"}
-    assert found["vanilla"] == found["orthogonal_trainable"] == set()
-    assert found["orthogonal_penalty"] == {"penalised"}
-    assert found["monarch"] == found["unfreeze"] == {"frozen"}
-    assert found["low_rank"] == {"frozen", "adapter"}
-    assert found["synthesizer_random-frozen"] == {"scores"}
+        kinds[design] = {tensor.kind for tensor in inventory} - {"ordinary", "norm"}
+    assert kinds["vanilla"] == kinds["orthogonal_trainable"] == set()
+    assert kinds["orthogonal_penalty"] == {"penalised"}
+    assert kinds["monarch"] == kinds["unfreeze"] == {"frozen"}
+    assert kinds["low_rank"] == {"frozen", "adapter"}
+    assert kinds["synthesizer_random-frozen"] == {"scores"}
 
 
 def test_multiplications_are_the_elements_of_matrices_that_a_token_meets() -> None:

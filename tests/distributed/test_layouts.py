@@ -102,7 +102,7 @@ class Trained:
         return {chain: answer["loss"] for chain, answer in answers.items()}
 
     def train(self, some: Sequence[Chain]) -> dict[Chain, list[Link]]:
-        found: dict[Chain, list[Link]] = {chain: [] for chain in some}
+        by_chain: dict[Chain, list[Link]] = {chain: [] for chain in some}
         for index, steps in enumerate(LINKS):
             runs = {
                 chain: {"chain": chain, "layout": chain.layouts[index], "name": str(chain)}
@@ -112,8 +112,8 @@ class Trained:
                 run = self.runs / str(chain)
                 step = sum(LINKS[: index + 1])
                 loaded = self.echo(chain, index) if index else None
-                found[chain].append(Link(run / f"checkpoints/step_{step:08d}", loaded, answer))
-        return found
+                by_chain[chain].append(Link(run / f"checkpoints/step_{step:08d}", loaded, answer))
+        return by_chain
 
     def echo(self, chain: Chain, index: int) -> Path:
         return self.runs / "loaded" / str(chain) / str(index)
@@ -122,7 +122,7 @@ class Trained:
         self, runs: dict[Chain, dict[str, Any]], steps: int, echo: int | None
     ) -> dict[Chain, dict[str, Any]]:
         """Train all, those of one world size in one launch."""
-        found = {}
+        by_chain = {}
         for ranks in sorted({run["layout"].ranks for run in runs.values()}):
             some = [chain for chain, run in runs.items() if run["layout"].ranks == ranks]
             payload = [
@@ -134,8 +134,8 @@ class Trained:
                 for chain in some
             ]
             answers = run_ranks(ranks, WORKER, {"runs": payload}, timeout=1200)
-            found.update(zip(some, answers, strict=True))
-        return found
+            by_chain.update(zip(some, answers, strict=True))
+        return by_chain
 
 
 class OnDemand(dict[Chain, Answer]):
@@ -206,19 +206,19 @@ def test_the_chains_try_every_pair() -> None:
 
 @every_chain
 def test_what_is_loaded_is_what_was_saved(chain: Chain, links: dict[Chain, list[Link]]) -> None:
-    for before, after in zip(links[chain], links[chain][1:], strict=False):
+    for prior, after in zip(links[chain], links[chain][1:], strict=False):
         assert after.loaded is not None
-        saved = checkpoint_tensors(before.checkpoint)
+        saved = checkpoint_tensors(prior.checkpoint)
         loaded = checkpoint_tensors(after.loaded)
         steps = saved["position/step"]
         assert loaded.pop("counters/micro_steps") == steps * after.answer["micro steps"]
-        assert saved.pop("counters/micro_steps") == steps * before.answer["micro steps"]
+        assert saved.pop("counters/micro_steps") == steps * prior.answer["micro steps"]
         assert saved.keys() == loaded.keys() and len(saved) > 30
-        assert [place for place in saved if not equal(saved[place], loaded[place])] == []
+        assert [key for key in saved if not equal(saved[key], loaded[key])] == []
         masters = [
             tensor
-            for place, tensor in saved.items()
-            if place.startswith(("master/", "exp_avg/", "momentum/"))
+            for key, tensor in saved.items()
+            if key.startswith(("master/", "exp_avg/", "momentum/"))
         ]
         assert all(tensor.isfinite().all() and tensor.any() for tensor in masters)
 
@@ -240,12 +240,12 @@ def test_the_history_tells_of_the_layouts(chain: Chain, links: dict[Chain, list[
     assert [segment["first_step"] for segment in segments] == [1, 1 + LINKS[0], 1 + sum(LINKS[:2])]
     for segment, layout in zip(segments, chain.layouts, strict=True):
         assert segment["world_size"] == layout.ranks and segment["zero_stage"] == layout.zero_stage
-    for segment, before, after in zip(segments[1:], chain.layouts, chain.layouts[1:], strict=False):
+    for segment, prior, after in zip(segments[1:], chain.layouts, chain.layouts[1:], strict=False):
         changed = segment["changes"].get("tensor_model_parallel_size")
-        if before.tensor_parallel == after.tensor_parallel:
+        if prior.tensor_parallel == after.tensor_parallel:
             assert changed is None
         else:
-            assert changed == {"was": before.tensor_parallel, "is": after.tensor_parallel}
+            assert changed == {"was": prior.tensor_parallel, "is": after.tensor_parallel}
 
 
 @pytest.mark.full
@@ -254,9 +254,9 @@ def test_more_chains_on_up_to_16_ranks(number: int, trained: Trained) -> None:
     # Planning takes a second.
     large = chains([*product(DESIGNS, ("fp32", "bf16"))] * 3, layouts(16), len(LINKS))
     some = large[number::6]
-    found = trained.train(some)
+    by_chain = trained.train(some)
     losses = trained.uninterrupted(some)
     for chain in some:
-        test_what_is_loaded_is_what_was_saved(chain, found)
-        test_losses_are_those_of_the_uninterrupted_run(chain, found, losses)
+        test_what_is_loaded_is_what_was_saved(chain, by_chain)
+        test_losses_are_those_of_the_uninterrupted_run(chain, by_chain, losses)
         shutil.rmtree(trained.runs / str(chain))

@@ -23,11 +23,11 @@ def test_a_second_starter_is_refused_on_all_ranks_and_changes_nothing(
 ) -> None:
     lock = RunLock(tmp_path / "run")
     assert lock.take()
-    before = files_under(tmp_path)
+    files = files_under(tmp_path)
     assert_refused(
         train_on_warm_ranks(overrides, ranks=2), "is training", "renewed its lock", "leave it to"
     )
-    assert files_under(tmp_path) == before
+    assert files_under(tmp_path) == files
     lock.release()
     assert train_on_warm_ranks(overrides, ranks=2).returncode == 0
     assert not (tmp_path / "run/lock").exists()

@@ -62,13 +62,13 @@ def test_an_update_is_that_of_torch(
     )
     in_bf16 = changes.get("newton_schulz_dtype") == "bf16"
     payload = {"overrides": overrides, "bf16": in_bf16}
-    found = run_ranks(1, "tests.distributed.workers.muon:against_torch", payload)
-    differences = found["differences"]
+    report = run_ranks(1, "tests.distributed.workers.muon:against_torch", payload)
+    differences = report["differences"]
     assert len(differences) == (8 if variant == "vanilla" else 12)
     # A CPU without bf16 sums products in another order: its last digit in each of three updates.
     bound = 2e-6 if in_bf16 else 1e-6
     assert max(differences.values()) < bound, differences
-    assert not found["moved"]
+    assert not report["moved"]
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +114,14 @@ def test_the_audit_proves_that_matrices_were_orthogonalised(
     assert set(audit["rules"]["adamw"]) == inventory.keys() - taken
     update = audit["first_update"]
     matrices = {name: stacks(inventory[name]) for name in taken}
-    assert update["matrices"] == sum(each.count for some in matrices.values() for each in some)
+    assert update["matrices"] == sum(stack.count for some in matrices.values() for stack in some)
     assert sum(update["matrices_by_rank"]) == update["matrices"]
     assert len(update["matrices_by_rank"]) == chain.layouts[-1].ranks
     assert update["update_norm"].keys() == taken
     for name, some in matrices.items():  # singular values near 1, as many as the smaller side
         orthonormal = sum(
-            each.count * 0.04 * max(each.rows, each.columns) * min(each.rows, each.columns)
-            for each in some
+            stack.count * 0.04 * max(stack.rows, stack.columns) * min(stack.rows, stack.columns)
+            for stack in some
         )
         assert 0.6 < update["update_norm"][name] / orthonormal**0.5 < 1.2, name
 

@@ -24,7 +24,7 @@ LAYOUTS = {1: (4, False), 2: (2, True)}
 @pytest.fixture(scope="module")
 def reports() -> dict[tuple[int, str, str], dict[str, float]]:
     """{(tensor-parallel ranks, variant, positions): report}"""
-    found = {}
+    all_reports = {}
     for ranks, (groups, sequence_parallel) in LAYOUTS.items():
         kinds = list(itertools.product(VARIANTS, POSITIONS))
         cases = [
@@ -37,8 +37,8 @@ def reports() -> dict[tuple[int, str, str], dict[str, float]]:
             for variant, positions in kinds
         ]
         answers = run_ranks(ranks, "tests.distributed.workers.packing:cases", {"cases": cases})
-        found |= {(ranks, *kind): one for kind, one in zip(kinds, answers, strict=True)}
-    return found
+        all_reports |= {(ranks, *kind): report for kind, report in zip(kinds, answers, strict=True)}
+    return all_reports
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

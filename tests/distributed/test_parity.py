@@ -25,7 +25,7 @@ def test_dropout_masks_do_not_depend_on_the_data_parallel_size(
             )
             for rate in rates
         ]
-        payload = {"runs": [{"overrides": own} for own in runs]}
+        payload = {"runs": [{"overrides": overrides} for overrides in runs]}
         return [report["loss"] for report in run_ranks(ranks, WORKER, payload)]
 
     without, alone = losses(1, 0.0, 0.1)
@@ -59,6 +59,6 @@ def test_adapters_of_no_elements_train_like_those_of_one_rank(
     def runs(*layouts: tuple[int, int]) -> dict[str, Any]:
         return {"runs": [{"overrides": overrides(*layout)} for layout in layouts]}
 
-    (one,) = run_ranks(1, WORKER, runs((1, 1)))
+    (alone,) = run_ranks(1, WORKER, runs((1, 1)))
     for other in run_ranks(4, WORKER, runs((4, 1), (4, 2))):
-        assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)
+        assert other["loss"] == pytest.approx(alone["loss"], rel=1e-6)

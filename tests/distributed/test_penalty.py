@@ -28,7 +28,7 @@ SAME = ("one micro batch", "eight micro batches")
 
 
 @pytest.fixture(scope="module")
-def found(
+def logs(
     tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, list[float]]]:
     """{case: {tag: values}}, "reference" among them."""
@@ -68,37 +68,37 @@ def found(
 
 
 def test_training_is_that_of_plain_pytorch_with_the_definition(
-    found: dict[str, dict[str, list[float]]],
+    logs: dict[str, dict[str, list[float]]],
 ) -> None:
-    for tag, values in found["reference"].items():
+    for tag, values in logs["reference"].items():
         # From step 2 on: orthonormal rows start with no penalty but rounding.
-        assert found["zero1"][tag][1:] == pytest.approx(values[1:], rel=TOLERANCE.get(tag, 1e-5)), (
+        assert logs["zero1"][tag][1:] == pytest.approx(values[1:], rel=TOLERANCE.get(tag, 1e-5)), (
             tag
         )
 
 
 @pytest.mark.parametrize("case", SAME)
 def test_no_accumulation_changes_the_training(
-    found: dict[str, dict[str, list[float]]], case: str
+    logs: dict[str, dict[str, list[float]]], case: str
 ) -> None:
     for tag in TAGS:
-        assert len(found[case][tag]) == (1 if tag == "loss/valid" else STEPS)
+        assert len(logs[case][tag]) == (1 if tag == "loss/valid" else STEPS)
         first = tag == "loss/orthogonal_penalty"  # rounding alone at step 1
-        expected = pytest.approx(found["zero1"][tag][first:], rel=TOLERANCE.get(tag, 1e-5))
-        assert found[case][tag][first:] == expected, tag
+        expected = pytest.approx(logs["zero1"][tag][first:], rel=TOLERANCE.get(tag, 1e-5))
+        assert logs[case][tag][first:] == expected, tag
 
 
-def test_bf16_under_zero3_trains_on_it_too(found: dict[str, dict[str, list[float]]]) -> None:
+def test_bf16_under_zero3_trains_on_it_too(logs: dict[str, dict[str, list[float]]]) -> None:
     for tag in ("loss/train", "optim/grad_norm"):
-        assert found["bf16 zero3"][tag] == pytest.approx(found["zero1"][tag], rel=0.03), tag
+        assert logs["bf16 zero3"][tag] == pytest.approx(logs["zero1"][tag], rel=0.03), tag
     # Rows rounded to bf16 are orthonormal to 1e-3 only, so the term has a floor.
-    assert 0 < found["bf16 zero3"]["loss/orthogonal_penalty"][-1] < 100 * STRENGTH * 1e-3
+    assert 0 < logs["bf16 zero3"]["loss/orthogonal_penalty"][-1] < 100 * STRENGTH * 1e-3
 
 
 def test_the_penalty_is_reported_apart_and_holds_the_rows_together(
-    found: dict[str, dict[str, list[float]]],
+    logs: dict[str, dict[str, list[float]]],
 ) -> None:
-    strong, weak, none = found["zero1"], found["weak"], found["no penalty"]
+    strong, weak, none = logs["zero1"], logs["weak"], logs["no penalty"]
     penalty = "loss/orthogonal_penalty"
     assert 0 <= strong[penalty][0] < 1e-9
     assert strong[penalty][-1] > 0

@@ -42,8 +42,8 @@ def layout(tensor_parallel: int, sequence_parallel: bool) -> dict[str, object]:
     }
 
 
-def ways(key: str, one: str, other: str) -> dict[str, list[str]]:
-    return {"one": [f"performance.{key}={one}"], "other": [f"performance.{key}={other}"]}
+def ways(key: str, value: str, other: str) -> dict[str, list[str]]:
+    return {"one": [f"performance.{key}={value}"], "other": [f"performance.{key}={other}"]}
 
 
 def attention(design: str) -> dict[str, object]:
@@ -52,7 +52,7 @@ def attention(design: str) -> dict[str, object]:
 
 def pair_up(case: tuple[object, ...]) -> dict[str, object]:
     """The factors of a case of a product, for `covering`."""
-    return {str(place): value for place, value in enumerate(case)}
+    return {str(index): value for index, value in enumerate(case)}
 
 
 def compare(tensor_parallel: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -80,8 +80,8 @@ def test_cross_entropy_is_megatrons_without_its_fp32_logits(
     capped = layout(tensor_parallel, sequence_parallel) | {"model__logit_softcap": 0.5}
     for way in ("in_place", "chunked"):
         kinds.append((way, "capped", "false"))
-        own = ways("cross_entropy", "megatron", way)
-        cases.append({"overrides": overrides(**capped), "ways": own})
+        both_ways = ways("cross_entropy", "megatron", way)
+        cases.append({"overrides": overrides(**capped), "ways": both_ways})
     for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
         assert report["compared"] > 15
         # The gradients are off by 1.02e-6 with AVX2.
@@ -94,9 +94,9 @@ def test_cross_entropy_is_megatrons_without_its_fp32_logits(
 
 
 def test_z_loss_has_one_gradient_in_both_forms() -> None:
-    own = layout(2, True) | {"model__z_loss": 0.1, "model__logit_softcap": 0.5}
+    changes = layout(2, True) | {"model__z_loss": 0.1, "model__logit_softcap": 0.5}
     case = {
-        "overrides": overrides(**own, data__reset_at_document_end="true"),
+        "overrides": overrides(**changes, data__reset_at_document_end="true"),
         "ways": ways("cross_entropy", "in_place", "chunked"),
     }
     (report,) = compare(2, [case])

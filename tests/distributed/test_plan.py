@@ -145,13 +145,13 @@ def of_passes(
     cases: list[tuple[str, str, int, dict[str, str]]], target: str
 ) -> list[tuple[Config, list[int]]]:
     """(configuration, what `target` measured on each rank) of every case."""
-    found: dict[int, Any] = {}
+    memory: dict[int, Any] = {}
     for size in {case[2] for case in cases}:
-        own = [overrides(ROUND, *case) for case in cases if case[2] == size]
-        found[size] = iter(
-            run_ranks(size, f"tests.distributed.workers.plan:{target}", {"configs": own})
+        configs = [overrides(ROUND, *case) for case in cases if case[2] == size]
+        memory[size] = iter(
+            run_ranks(size, f"tests.distributed.workers.plan:{target}", {"configs": configs})
         )
-    return [(load_config("demo", overrides(ROUND, *case)), next(found[case[2]])) for case in cases]
+    return [(load_config("demo", overrides(ROUND, *case)), next(memory[case[2]])) for case in cases]
 
 
 @pytest.fixture(scope="module")
@@ -215,9 +215,9 @@ def test_activations_are_those_that_saved_tensor_hooks_see(
 ) -> None:
     config, measured = kept[number]
     work = workload_of(resolve(config, len(measured)))
-    for rank, found in enumerate(measured):
+    for rank, kept_bytes in enumerate(measured):
         planned = activations_of(work, rank).kept(config.performance.recompute)
-        assert planned == pytest.approx(found - logits_kept(work), rel=0.15)
+        assert planned == pytest.approx(kept_bytes - logits_kept(work), rel=0.15)
 
 
 def logits_kept(work: Workload) -> int:

@@ -50,9 +50,9 @@ def test_the_trace_has_the_steps_that_were_asked_for_and_no_others(runs: Path) -
 
 
 def test_the_table_is_of_one_step_and_adds_up(runs: Path) -> None:
-    found = contents(runs, "kernels_rank_0.json")
-    assert (found["first_step"], found["steps"]) == (3, 2)
-    seconds = found["seconds_per_step"]
+    table = contents(runs, "kernels_rank_0.json")
+    assert (table["first_step"], table["steps"]) == (3, 2)
+    seconds = table["seconds_per_step"]
     assert {"product", "attention", "optimizer", "collective", "norm", "host"} <= seconds.keys()
     assert min(seconds.values()) >= 0
     lines = (runs / "watched/profile/kernels_rank_0.txt").read_text().splitlines()

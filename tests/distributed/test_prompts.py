@@ -74,9 +74,9 @@ def runs(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     def both(changes: dict[str, dict[str, Any]]) -> list[list[str]]:
         return [
             tiny_overrides(
-                tiny_shards, runs, f"{name}{end}", **{**VARIED, **PROMPTED, **own, **more}
+                tiny_shards, runs, f"{name}{end}", **{**VARIED, **PROMPTED, **settings, **more}
             )
-            for name, own in changes.items()
+            for name, settings in changes.items()
             for end, more in (("", {}), ("-without", WITHOUT))
         ]
 
@@ -115,8 +115,8 @@ def test_each_token_is_the_likeliest_of_the_live_model(
     pages = shown(runs / name)
     assert pages.keys() == {f"samples/{number}" for number in range(len(PROMPTS))}
     tokens = 0
-    for step, found in plain[name].items():
-        for number, (text, added, ended, sure) in enumerate(found):
+    for step, continuations in plain[name].items():
+        for number, (text, added, ended, sure) in enumerate(continuations):
             page = pages[f"samples/{number}"][int(step)]
             expected = markdown_of(Sample(PROMPTS[number], text, added, ended))
             if not sure:  # from there on either token is right
@@ -131,13 +131,13 @@ def test_each_token_is_the_likeliest_of_the_live_model(
 
 @pytest.mark.parametrize("name", [*TWO_RANKS, *ONE_RANK])
 def test_a_training_with_prompts_has_the_bits_of_one_without(runs: Path, name: str) -> None:
-    one = runs / name
+    run = runs / name
     other = runs / f"{name}-without"
-    assert deterministic_metrics(one) == deterministic_metrics(other)
-    assert {step for page in shown(one).values() for step in page} == {2, 4} and shown(other) == {}
+    assert deterministic_metrics(run) == deterministic_metrics(other)
+    assert {step for page in shown(run).values() for step in page} == {2, 4} and shown(other) == {}
     for step in (2, 4):
         saved = f"checkpoints/step_{step:08d}"
-        assert_same_checkpoint(one / saved, other / saved)
+        assert_same_checkpoint(run / saved, other / saved)
 
 
 def test_a_prompt_without_room_ends_the_start_and_leaves_nothing(

@@ -61,9 +61,9 @@ def test_scores_come_down_to_the_limit_under_every_layout(
     assert 0.6 * LIMIT < largest(alone[-1]) < 1.4 * LIMIT
     ranks, stage, changes = LAYOUTS[layout]
     run = trained(tiny_shards, tmp_path / layout, ranks, stage, **keys, **changes)
-    for one, other in zip(alone, run, strict=True):
+    for record, other in zip(alone, run, strict=True):
         for tag in ("loss/train", LARGEST_SCORE.of("00"), LARGEST_SCORE.of("01")):
-            assert other[tag] == pytest.approx(one[tag], rel=1e-4), tag
+            assert other[tag] == pytest.approx(record[tag], rel=1e-4), tag
 
 
 def test_scores_below_the_limit_change_no_bit(tiny_shards: Path, tmp_path: Path) -> None:

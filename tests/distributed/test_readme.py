@@ -43,13 +43,13 @@ PROGRAMS = ("make", "ora-pretrain", "ora-data", "python", "pip", "uv", "tensorbo
 
 def commands() -> list[str]:
     """The lines of README's blocks, and what is a command in its text, in their order."""
-    found = []
+    listed = []
     for block, span in re.findall(r"^```\n(.*?)^```|`([^`\n]+)`", README, flags=re.M | re.S):
         lines = block.splitlines() if block else [span]
         parts = [part for line in lines for part in line.partition(" # ")[0].strip().split(" && ")]
-        known = [part for part in parts if block or part.split()[0] in PROGRAMS]
-        found += [part for part in known if part and (block or part not in PROGRAMS)]
-    return list(dict.fromkeys(found))
+        runnable = [part for part in parts if block or part.split()[0] in PROGRAMS]
+        listed += [part for part in runnable if part and (block or part not in PROGRAMS)]
+    return list(dict.fromkeys(listed))
 
 
 def added_to(command: str) -> str | None:
@@ -62,12 +62,12 @@ class Reader:
 
     Args:
         environment: what the quickstart installs, and nothing else.
-        place: where it is done: with the pages of docs.
+        directory: where it is done: with the pages of docs.
     """
 
-    def __init__(self, environment: Environment, place: Path) -> None:
+    def __init__(self, environment: Environment, directory: Path) -> None:
         self.environment = environment
-        self.place = place
+        self.place = directory
         self._waiting = commands()
         self._done: dict[str, subprocess.CompletedProcess[str]] = {}
 
@@ -82,9 +82,9 @@ class Reader:
         if command in SETUP:
             return subprocess.CompletedProcess(command, 0, "", "")
         if extra := INSTALLED.fullmatch(command):
-            before = self.environment.run(EXPORT, self.place)
+            refused = self.environment.run(EXPORT, self.place)
             self.environment.install(extra[1])
-            return before
+            return refused
         if command.startswith("make "):
             shown = self.environment.run(f"{command} --dry-run", ROOT)
             if command != "make demo":
@@ -96,18 +96,18 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    place = tmp_path_factory.mktemp("quickstart")
-    shutil.copytree(ROOT / "docs", place / "docs")  # with the tables of its results
-    shutil.copytree(prose, place / "demo/corpus")  # as `make demo` makes it, in ten seconds
-    environment = Environment(place / "venv")
+    directory = tmp_path_factory.mktemp("quickstart")
+    shutil.copytree(ROOT / "docs", directory / "docs")  # with the tables of its results
+    shutil.copytree(prose, directory / "demo/corpus")  # as `make demo` makes it, in ten seconds
+    environment = Environment(directory / "venv")
     environment.install("compare")  # in a checkout
     environment.install_checkout(ROOT)
-    return Reader(environment, place)
+    return Reader(environment, directory)
 
 
 def test_every_command_is_one_that_is_pasted_here() -> None:
-    known = [*SETUP, *PASTED, "make ", "pip install -e '.["]
-    assert [line for line in commands() if not line.startswith(tuple(known))] == []
+    prefixes = [*SETUP, *PASTED, "make ", "pip install -e '.["]
+    assert [line for line in commands() if not line.startswith(tuple(prefixes))] == []
     assert {"make demo", "make test", TRY, "tensorboard --logdir demo/runs"} <= {*commands()}
     assert len(commands()) > 10
 
@@ -130,8 +130,8 @@ def test_what_the_commands_leave_is_what_readme_names(reader: Reader) -> None:
     reader.paste(commands()[-1])
     for path in ("demo/comparison/report.html", "comparison/report.html", "exported/config.json"):
         assert (reader.place / path).is_file()
-    made = reader.paste("make demo").stdout
-    assert "OMP_NUM_THREADS=1 .venv/bin/python -m pretrain demo --out demo" in made
+    output = reader.paste("make demo").stdout
+    assert "OMP_NUM_THREADS=1 .venv/bin/python -m pretrain demo --out demo" in output
 
 
 @pytest.mark.slow

@@ -118,11 +118,11 @@ def digests(checkpoint: Path) -> dict[str, str]:
     kinds = ("master/", "exp_avg/", "exp_avg_sq/", "momentum/", "step/")
     tensors = checkpoint_tensors(checkpoint)
     return {
-        place: hashlib.sha256(value.numpy().tobytes()).hexdigest()[:16]
+        key: hashlib.sha256(value.numpy().tobytes()).hexdigest()[:16]
         if torch.is_tensor(value)
         else str(value)
-        for place, value in sorted(tensors.items())
-        if place.startswith(kinds)
+        for key, value in sorted(tensors.items())
+        if key.startswith(kinds)
     }
 
 
@@ -192,7 +192,7 @@ def test_the_run_continues_with_the_same_bits(
 def test_the_run_continues_at_another_layout(
     case: Case, runs: Path, expected: dict[str, Any]
 ) -> None:
-    found = curves(runs / OTHER / case.name)
-    assert len(found["loss/train"]) == STEPS
-    for tag, values in found.items():
+    continued = curves(runs / OTHER / case.name)
+    assert len(continued["loss/train"]) == STEPS
+    for tag, values in continued.items():
         assert values == pytest.approx(expected["curves"][tag], rel=2e-5), tag

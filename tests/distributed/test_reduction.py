@@ -19,7 +19,7 @@ ENGINES: dict[str, dict[str, object]] = {
 
 
 @pytest.fixture(scope="module")
-def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def reports(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Two data-parallel ranks of two tensor-parallel ones, two micro batches a step."""
     runs = tmp_path_factory.mktemp("reduction")
     planned = {
@@ -39,22 +39,22 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_overlapped_or_not_the_training_is_the_same_bit_for_bit(
-    engine: str, found: dict[str, Any]
+    engine: str, reports: dict[str, Any]
 ) -> None:
-    overlapped, after = (found[f"{engine}, {overlap}"] for overlap in ("true", "false"))
+    overlapped, after = (reports[f"{engine}, {overlap}"] for overlap in ("true", "false"))
     for quantity in ("losses", "norms", "weights"):
         assert overlapped[quantity] == after[quantity], quantity
-    one, other, *replicas = overlapped["weights"]
+    first, other, *replicas = overlapped["weights"]
     # Each tensor-parallel rank's part, on both replicas.
-    assert replicas == [one, other] and one != other
+    assert replicas == [first, other] and first != other
     assert overlapped["losses"][-1] < overlapped["losses"][0]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_gradient_is_reduced_once_a_step_most_before_the_last_is_made(
-    engine: str, found: dict[str, Any]
+    engine: str, reports: dict[str, Any]
 ) -> None:
-    overlapped, after = (found[f"{engine}, {overlap}"] for overlap in ("true", "false"))
+    overlapped, after = (reports[f"{engine}, {overlap}"] for overlap in ("true", "false"))
     assert after["collectives"] == 0
     assert overlapped["elements"] == overlapped["trainable"]
     assert overlapped["before_last_gradient"] > 0

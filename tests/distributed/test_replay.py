@@ -66,13 +66,13 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trained(shards: Path, directory: Path, name: str, **changes: object) -> Path:
-    ranks, own = RUNS[name]
+    ranks, settings = RUNS[name]
     values = {
         "schedule__steps": STEPS,
         "checkpoint__every": 4,
         "checkpoint__keep_last": 9,
         **MODERN,
-        **own,
+        **settings,
         **changes,
     }
     done = train_on_warm_ranks(tiny_overrides(shards, directory, name, **values), ranks)
@@ -86,7 +86,7 @@ def run(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def single(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run on one rank."""
     return trained(tiny_shards, tmp_path_factory.mktemp("one"), "one")
 
@@ -97,7 +97,7 @@ def made_again(past: Past, overrides: Sequence[str] = (), ranks: int = 0) -> tup
 
 
 def test_a_step_is_bit_equal_at_its_layout_and_close_at_another(run: Path) -> None:
-    before = files_under(run)
+    files = files_under(run)
     past = look_up(run, 7)
     assert past.checkpoint is not None and past.checkpoint.name == "step_00000004"
     words, answer = made_again(past)
@@ -111,7 +111,7 @@ def test_a_step_is_bit_equal_at_its_layout_and_close_at_another(run: Path) -> No
     norms = layer_norms(answer["gradient_norms"])
     assert list(norms)[1:3] == ["layer 0", "layer 1"]
     norm = past.record["optim/grad_norm"]
-    assert sum(own**2 for own in norms.values()) == pytest.approx(norm**2)
+    assert sum(part_norm**2 for part_norm in norms.values()) == pytest.approx(norm**2)
 
     layout = [
         "parallel.tensor_model_parallel_size=1",
@@ -120,11 +120,11 @@ def test_a_step_is_bit_equal_at_its_layout_and_close_at_another(run: Path) -> No
     ]
     words, other = made_again(past, layout, ranks=1)
     assert words.startswith("within ") and float(words.split()[1]) <= 1e-6
-    names = [[entry["document"] for entry in own] for own in (documents, other["documents"])]
+    names = [[entry["document"] for entry in listed] for listed in (documents, other["documents"])]
     assert names[0] == names[1]
-    for name, own in layer_norms(other["gradient_norms"]).items():
-        assert own == pytest.approx(norms[name], rel=1e-4)
-    assert files_under(run) == before
+    for name, part_norm in layer_norms(other["gradient_norms"]).items():
+        assert part_norm == pytest.approx(norms[name], rel=1e-4)
+    assert files_under(run) == files
 
 
 def test_what_cannot_be_replayed_is_refused(run: Path) -> None:
@@ -140,17 +140,17 @@ def test_what_cannot_be_replayed_is_refused(run: Path) -> None:
 
 
 def test_the_first_difference_of_two_runs_is_found(
-    one: Path, tiny_shards: Path, tmp_path: Path
+    single: Path, tiny_shards: Path, tmp_path: Path
 ) -> None:
     """Learning rates that part after step 5, so the weights do, and the losses one step later."""
     other = trained(tiny_shards, tmp_path, "one", schedule__steps=5)
     trained(tiny_shards, tmp_path, "one", optimizer__learning_rate=1e-3)
-    step, words = first_recorded(one, other)
+    step, words = first_recorded(single, other)
     assert step is not None and words.startswith(f"the records differ from step {step} on")
-    saved, _, tensors = first_saved(one, other)
+    saved, _, tensors = first_saved(single, other)
     assert tensors is not None and saved == f"the checkpoints of step {tensors.step} differ"
     assert all(row[2] > 0 for row in tensors.rows) and not tensors.alone
-    assert compare_states(RunDirectory(one), RunDirectory(one), STEPS) is None
+    assert compare_states(RunDirectory(single), RunDirectory(single), STEPS) is None
     for step in (7, 4):  # after the change of the rate, and before it
         assert made_again(look_up(other, step))[0] == "bit-equal to the record"
 
@@ -160,10 +160,10 @@ def test_a_branch_is_compared_from_where_it_begins(tiny_shards: Path, tmp_path: 
     trunk = trained(tiny_shards, tmp_path / "trunk", "one", **wsd)
     short = {"schedule__steps": 8, "schedule__branch_from": str(trunk)}
     branch = trained(tiny_shards, tmp_path / "branch", "one", **wsd, **short)
-    found = diff_document(trunk, branch).content
-    assert found["first_step"] == 5 and len(found["reproduced"]) == 2
-    assert all("bit-equal to the record" in sentence for sentence in found["reproduced"])
-    assert not any(cause.startswith("branched_from") for cause in found["causes"])
+    content = diff_document(trunk, branch).content
+    assert content["first_step"] == 5 and len(content["reproduced"]) == 2
+    assert all("bit-equal to the record" in sentence for sentence in content["reproduced"])
+    assert not any(cause.startswith("branched_from") for cause in content["causes"])
     with pytest.raises(UserError, match=f"replay step 3 of its trunk, {trunk}$"):
         look_up(branch, 3)
 
@@ -178,69 +178,69 @@ def test_runs_that_differ_in_what_they_measured_are_equal_when_repeated(
         )
         for number in (4, 8)
     ]
-    found = diff_document(*pair).content
-    assert found["first_step"] == 2 and "data.validation_samples: 4 and 8" in found["causes"]
-    assert "losses, gradient norms and tensors are equal" in found["answer"]
+    content = diff_document(*pair).content
+    assert content["first_step"] == 2 and "data.validation_samples: 4 and 8" in content["causes"]
+    assert "losses, gradient norms and tensors are equal" in content["answer"]
 
 
-def test_what_cannot_be_repeated_is_compared_all_the_same(one: Path, tmp_path: Path) -> None:
-    own = shutil.copytree(one, tmp_path / "one")
-    records = (own / "metrics.jsonl").read_text().splitlines()
+def test_what_cannot_be_repeated_is_compared_all_the_same(single: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(single, tmp_path / "one")
+    records = (copy / "metrics.jsonl").read_text().splitlines()
     third = {**json.loads(records[2]), "loss/train": 1.0}
-    (own / "metrics.jsonl").write_text("\n".join([*records[:2], json.dumps(third), *records[3:]]))
-    config = (own / "config.yaml").read_text()
-    (own / "config.yaml").write_text(
+    (copy / "metrics.jsonl").write_text("\n".join([*records[:2], json.dumps(third), *records[3:]]))
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(
         re.sub(r"(?m)^  directory: .*shards$", "  directory: gone", config)
     )
-    found = diff_document(one, own).content
-    assert found["first_step"] == 3 and found["reproduced"] == []
-    assert "the records differ from step 3 on" in found["answer"]
-    assert "Step 3 was not repeated: data directory gone does not exist" in found["answer"]
+    content = diff_document(single, copy).content
+    assert content["first_step"] == 3 and content["reproduced"] == []
+    assert "the records differ from step 3 on" in content["answer"]
+    assert "Step 3 was not repeated: data directory gone does not exist" in content["answer"]
 
 
-def test_the_stage_that_auto_chose_then_is_taken_again(one: Path, tmp_path: Path) -> None:
-    own = shutil.copytree(one, tmp_path / "one")
-    file = own / "environment.json"
-    assert "deepspeed.config=zero0" in look_up(own, 3).settings
+def test_the_stage_that_auto_chose_then_is_taken_again(single: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(single, tmp_path / "one")
+    file = copy / "environment.json"
+    assert "deepspeed.config=zero0" in look_up(copy, 3).settings
     facts = json.loads(file.read_text())
     facts["segments"][0]["zero_stage"] = 1
     file.write_text(json.dumps(facts))
-    assert "deepspeed.config=zero1" in look_up(own, 3).settings
+    assert "deepspeed.config=zero1" in look_up(copy, 3).settings
 
 
-def restarted(one: Path, directory: Path, *starts: tuple[int, dict[str, object]]) -> Path:
+def restarted(original: Path, directory: Path, *starts: tuple[int, dict[str, object]]) -> Path:
     """A copy of a run that says it was started again: (first step, {key: value before})."""
-    own = shutil.copytree(one, directory / "one")
-    file = own / "environment.json"
+    copy = shutil.copytree(original, directory / "one")
+    file = copy / "environment.json"
     facts = json.loads(file.read_text())
     (first,) = facts["segments"]
     facts["segments"] += [
-        {**first, "first_step": step, "changes": {key: {"was": was} for key, was in own.items()}}
-        for step, own in starts
+        {**first, "first_step": step, "changes": {key: {"was": was} for key, was in old.items()}}
+        for step, old in starts
     ]
     file.write_text(json.dumps(facts))
-    return own
+    return copy
 
 
-def test_the_last_start_that_can_have_made_a_step_made_it(one: Path, tmp_path: Path) -> None:
+def test_the_last_start_that_can_have_made_a_step_made_it(single: Path, tmp_path: Path) -> None:
     """Ten steps, then twelve; then back to step 5, and on with another rate."""
     starts = ((11, {"schedule.steps": 10}), (6, {"optimizer.learning_rate": 0.25}))
-    own = restarted(one, tmp_path, *starts)
-    first = look_up(own, 5).settings
+    copy = restarted(single, tmp_path, *starts)
+    first = look_up(copy, 5).settings
     assert {"schedule.steps=10", "optimizer.learning_rate=0.25"} <= {*first}
-    assert not any("learning_rate" in text or "steps" in text for text in look_up(own, 9).settings)
+    assert not any("learning_rate" in text or "steps" in text for text in look_up(copy, 9).settings)
 
 
 def test_steps_of_other_settings_are_not_made_with_those_of_the_step(
-    one: Path, tmp_path: Path
+    single: Path, tmp_path: Path
 ) -> None:
-    own = restarted(one, tmp_path, (7, {"optimizer.learning_rate": 0.25, "telemetry.every": 2}))
-    assert look_up(own, 9).checkpoint == own / "checkpoints/step_00000008"
+    copy = restarted(single, tmp_path, (7, {"optimizer.learning_rate": 0.25, "telemetry.every": 2}))
+    assert look_up(copy, 9).checkpoint == copy / "checkpoints/step_00000008"
     said = r"changed optimizer.learning_rate at step 7 .* restore .*step_00000006$"
     with pytest.raises(UserError, match=said):
-        look_up(own, 8)
-    own = restarted(one, tmp_path / "uncounted", (7, {"telemetry.every": 2}))
-    assert look_up(own, 8).checkpoint == own / "checkpoints/step_00000004"
+        look_up(copy, 8)
+    copy = restarted(single, tmp_path / "uncounted", (7, {"telemetry.every": 2}))
+    assert look_up(copy, 8).checkpoint == copy / "checkpoints/step_00000004"
 
 
 def test_a_step_whose_loss_is_not_finite_is_shown(tiny_shards: Path, tmp_path: Path) -> None:
@@ -263,8 +263,16 @@ def test_documents_whose_loss_is_not_finite_come_first() -> None:
     assert [entry["share"] for entry in ranked[1:]] == [0.75, 0.25]
 
 
-def test_a_replay_ends_at_a_signal(one: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pretrain", "replay", str(one), "--out", str(tmp_path / "out")]
+def test_a_replay_ends_at_a_signal(single: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pretrain",
+        "replay",
+        str(single),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     with subprocess.Popen(
         command, cwd=ROOT, env=rank_environment(), stderr=subprocess.PIPE, text=True
     ) as replay:
@@ -286,23 +294,23 @@ def test_a_hundred_steps_of_ten_runs(tiny_shards: Path, tmp_path: Path) -> None:
     words = []
     for seed in (1, 2):
         for name in RUNS:
-            own = trained(tiny_shards, tmp_path / str(seed), name, run__seed=seed)
+            run_directory = trained(tiny_shards, tmp_path / str(seed), name, run__seed=seed)
             for step in generator.sample(range(1, STEPS + 1), 10):
-                words.append((name, seed, step, made_again(look_up(own, step))[0]))
+                words.append((name, seed, step, made_again(look_up(run_directory, step))[0]))
     assert len(words) == 100
-    assert [each for each in words if each[-1] != "bit-equal to the record"] == []
+    assert [outcome for outcome in words if outcome[-1] != "bit-equal to the record"] == []
 
 
-def test_the_verbs_write_their_pages(run: Path, one: Path, tmp_path: Path) -> None:
+def test_the_verbs_write_their_pages(run: Path, single: Path, tmp_path: Path) -> None:
     """Replay with the launcher's own processes, of a run that has one."""
-    done = warm_cli(["replay", str(one), "--step", "5", "--out", str(tmp_path / "page")])
+    done = warm_cli(["replay", str(single), "--step", "5", "--out", str(tmp_path / "page")])
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert "bit-equal to the record (from step 4 on, the layout of the run" in (
         " ".join(done.stdout.split())
     )
     page = (tmp_path / "page/report.md").read_text()
     assert "## Gradient norm by part" in page and "### 1. " in page
-    app(["diff", str(one), str(run), "--out", str(tmp_path / "diff")], standalone_mode=False)
+    app(["diff", str(single), str(run), "--out", str(tmp_path / "diff")], standalone_mode=False)
     content = json.loads((tmp_path / "diff/diff.json").read_text())
     assert "parallel.tensor_model_parallel_size: 1 and 2" in content["causes"]
     assert (

@@ -90,10 +90,10 @@ def test_kill_before_and_during_saves_then_resume(
     run = tmp_path / "killed"
     overrides = overrides_for(tiny_shards, tmp_path, "killed", stage, ranks=4)
 
-    def killed_at(place: str) -> None:
-        payload = {"overrides": overrides, "place": place}
+    def killed_at(path_part: str) -> None:
+        payload = {"overrides": overrides, "place": path_part}
         done = function_on_warm_ranks(4, "tests.distributed.workers.saving:killed_at_open", payload)
-        assert done.returncode != 0, f"nobody opened {place}"
+        assert done.returncode != 0, f"nobody opened {path_part}"
 
     second_save = run / f"checkpoints/step_{2 * EVERY:08d}"
     killed_at(f"{second_save.name}/")
@@ -156,8 +156,8 @@ def test_another_content_of_the_deepspeed_file_and_seals_are_recorded(
     digest = hashlib.sha256(settings.read_bytes()).hexdigest()
     assert f"; from step 5 on the content of deepspeed.config is {digest}, was " in done.stdout
     segments = json.loads((tmp_path / "run/environment.json").read_text())["segments"]
-    named = ["the content of deepspeed.config" in segment["changes"] for segment in segments]
-    assert named == [False, False, True]
+    changed = ["the content of deepspeed.config" in segment["changes"] for segment in segments]
+    assert changed == [False, False, True]
     assert [segment["seals"] for segment in segments] == 2 * [[content_digest(seal.raw)]] + [[]]
 
 
@@ -170,9 +170,9 @@ def test_keep_last_and_frozen_bank_not_in_checkpoints(
     assert kept == [f"step_{2 * EVERY:08d}", f"step_{STEPS:08d}"]
     assert (run / "checkpoints/latest").read_text() == f"step_{STEPS:08d}\n"
     tensors = checkpoint_tensors(run / f"checkpoints/step_{STEPS:08d}")
-    assert not [place for place in tensors if "query_key" in place]
-    masters = {place: tensor for place, tensor in tensors.items() if place.startswith("master/")}
-    assert {t.numel() for place, t in masters.items() if "value_weight" in place} == {32 * 32}
+    assert not [key for key in tensors if "query_key" in key]
+    masters = {key: tensor for key, tensor in tensors.items() if key.startswith("master/")}
+    assert {t.numel() for key, t in masters.items() if "value_weight" in key} == {32 * 32}
     elements = json.loads((run / "audit.json").read_text())["totals"]["model_trainable_parameters"]
     assert sum(master.numel() for master in masters.values()) == elements
     files = list((run / f"checkpoints/step_{STEPS:08d}").glob("*.safetensors"))

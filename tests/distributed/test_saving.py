@@ -70,14 +70,14 @@ def test_a_run_killed_anywhere_in_a_save_resumes_from_the_newest_complete_checkp
 ) -> None:
     planned = overrides(tiny_shards, tmp_path, "killed")
     run = RunDirectory(tmp_path / "killed")
-    for place, (newest, leaves_something) in KILLED.items():
-        payload = {"overrides": planned, "place": place}
+    for path_part, (newest, leaves_something) in KILLED.items():
+        payload = {"overrides": planned, "place": path_part}
         done = function_on_warm_ranks(2, WORKER + "killed_at_open", payload)
-        assert done.returncode != 0, f"nobody opened {place}"
-        assert run.trained_steps() == newest, place
+        assert done.returncode != 0, f"nobody opened {path_part}"
+        assert run.trained_steps() == newest, path_part
         for complete in run.complete_checkpoints():
             verify(complete, by_hash=True)
-        assert bool(run.unfinished_checkpoints()) == leaves_something, place
+        assert bool(run.unfinished_checkpoints()) == leaves_something, path_part
         assert max(logged_steps(run.path), default=0) >= newest
     left = [run.checkpoints / name for name in (".latest.123", "latest.node-123.tmp")]
     for file in left:

@@ -56,19 +56,19 @@ def test_plain_pytorch_trains_to_the_same_losses(
 ) -> None:
     """Else the benchmark would compare different work."""
     payload = {"recipe": recipe, "overrides": [*overrides(tmp_path), *more.split()]}
-    found = run_ranks(1, f"{WORKER}:losses_beside_plain", payload | {"steps": STEPS})
-    assert found["ours"][-1] < 0.9 * found["ours"][0]
-    assert found["ours"] == pytest.approx(found["plain"], abs=close)
-    assert found["norm"] == pytest.approx(found["plain norm"], rel=10 * close)
+    report = run_ranks(1, f"{WORKER}:losses_beside_plain", payload | {"steps": STEPS})
+    assert report["ours"][-1] < 0.9 * report["ours"][0]
+    assert report["ours"] == pytest.approx(report["plain"], abs=close)
+    assert report["norm"] == pytest.approx(report["plain norm"], rel=10 * close)
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.0])
 def test_adamw_that_clips_is_clipping_and_adamw(tmp_path: Path, clip: float) -> None:
     payload = {"overrides": overrides(tmp_path, optimizer__gradient_clip=clip)}
-    found = run_ranks(1, f"{WORKER}:clipping_adamw", payload)
-    assert found["worst"] < 1e-6 and found["norm"] < 1e-6
+    report = run_ranks(1, f"{WORKER}:clipping_adamw", payload)
+    assert report["worst"] < 1e-6 and report["norm"] < 1e-6
     # A norm that is no number moves nothing, and is no step.
-    assert found["moved by nan"] == 0.0 and found["steps"] == 6
+    assert report["moved by nan"] == 0.0 and report["steps"] == 6
 
 
 def test_every_engine_clips_to_the_same_norm(tiny_shards: Path, tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_every_engine_clips_to_the_same_norm(tiny_shards: Path, tmp_path: Path) 
         )
         for name, engine in engines.items()
     }
-    found = run_ranks(1, f"{WORKER}:clipped_moments", {"runs": runs})
-    for name, (norm, taken) in found.items():
-        assert norm == pytest.approx(found["zero1"][0], rel=0.02) and norm > 0.1, name
+    norms = run_ranks(1, f"{WORKER}:clipped_moments", {"runs": runs})
+    for name, (norm, taken) in norms.items():
+        assert norm == pytest.approx(norms["zero1"][0], rel=0.02) and norm > 0.1, name
         assert taken == pytest.approx(norm if name == "bf16-unclipped" else 0.05, rel=1e-4), name
 
 
@@ -95,8 +95,8 @@ def test_cuda_is_told_to_order_its_work_only_for_tensor_parallelism(
     tmp_path: Path, ranks: int, stage: int
 ) -> None:
     changes = {"parallel__tensor_model_parallel_size": ranks, "deepspeed__config": f"zero{stage}"}
-    found = run_ranks(ranks, f"{WORKER}:environment", {"overrides": overrides(tmp_path, **changes)})
-    assert found == {"connections": "1" if ranks > 1 else None, "throughput timer": False}
+    facts = run_ranks(ranks, f"{WORKER}:environment", {"overrides": overrides(tmp_path, **changes)})
+    assert facts == {"connections": "1" if ranks > 1 else None, "throughput timer": False}
 
 
 @pytest.mark.slow

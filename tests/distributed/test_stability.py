@@ -120,10 +120,10 @@ def test_a_skipped_step_counts_its_samples_and_saves_nothing(
 ) -> None:
     run = runs / "once"
     assert spoilt["once"] == "finished"
-    found = records(run)
-    assert [record["stability/skipped_steps"] for record in found] == [0, 0, 0, 1, 1, 1]
-    assert [record["samples"] for record in found] == [8, 16, 24, 32, 40, 48]
-    assert [record["optim/grad_norm"] is None for record in found] == [False] * 3 + [True] + [
+    recorded = records(run)
+    assert [record["stability/skipped_steps"] for record in recorded] == [0, 0, 0, 1, 1, 1]
+    assert [record["samples"] for record in recorded] == [8, 16, 24, 32, 40, 48]
+    assert [record["optim/grad_norm"] is None for record in recorded] == [False] * 3 + [True] + [
         False
     ] * 2
     assert complete(run) == ["step_00000006", "step_00000002"]
@@ -232,8 +232,8 @@ def resumed(overrides: Overrides, runs: Path) -> None:
 @pytest.mark.parametrize("key", NEW_VALUES)
 def test_a_key_of_the_optimizer_given_anew_takes_effect(key: str, runs: Path) -> None:
     engine = ENGINE_OF[key]
-    before, after = (records(runs / f"resumed-{engine}-{name}") for name in ("nothing", key))
-    losses = [[record["loss/train"] for record in found] for found in (before, after)]
+    unchanged, after = (records(runs / f"resumed-{engine}-{name}") for name in ("nothing", key))
+    losses = [[record["loss/train"] for record in recorded] for recorded in (unchanged, after)]
     assert losses[0][:3] == losses[1][:3]  # the third is of the weights in the checkpoint
     assert losses[0][3] != losses[1][3]
     segment = json.loads((runs / f"resumed-{engine}-{key}/environment.json").read_text())[
@@ -269,14 +269,14 @@ def test_a_spike_of_loss_or_norm_is_left_out_where_that_was_asked_for(
     spiked: dict[str, str], runs: Path
 ) -> None:
     assert spiked["judged"] == spiked["not-judged"] == "finished"
-    found = records(runs / "judged")
-    skipped = [record["stability/skipped_steps"] for record in found]
+    recorded = records(runs / "judged")
+    skipped = [record["stability/skipped_steps"] for record in recorded]
     assert skipped == [0] * 37 + [1] * 4 + [2] * 3  # step 9 comes too early to be judged
-    assert [record["samples"] for record in found] == [8 * step for step in range(1, 45)]
-    assert all(record["loss/train"] is not None for record in found)
-    assert found[37]["optim/grad_norm"] > 10 * found[36]["optim/grad_norm"]
-    assert found[41]["loss/train"] > 2 * found[40]["loss/train"]
-    assert found[41]["optim/grad_norm"] < 2 * found[40]["optim/grad_norm"]
+    assert [record["samples"] for record in recorded] == [8 * step for step in range(1, 45)]
+    assert all(record["loss/train"] is not None for record in recorded)
+    assert recorded[37]["optim/grad_norm"] > 10 * recorded[36]["optim/grad_norm"]
+    assert recorded[41]["loss/train"] > 2 * recorded[40]["loss/train"]
+    assert recorded[41]["optim/grad_norm"] < 2 * recorded[40]["optim/grad_norm"]
     kept = [record["stability/skipped_steps"] for record in records(runs / "not-judged")]
     assert kept == [0] * 6
 

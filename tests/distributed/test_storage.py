@@ -53,10 +53,10 @@ def undisturbed(overrides: Overrides, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    with mounted(place, "size=16m"):
-        yield place
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with mounted(disk, "size=16m"):
+        yield disk
 
 
 CHECKPOINT = (  # or a record, where the checkpoint before it has left no room even for that
@@ -88,8 +88,8 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(
     what: str, overrides: Overrides, small_disk: Path, undisturbed: dict[int, Path]
 ) -> None:
     ranks, moment, sentence, complete = FULL[what]
-    given = overrides(small_disk, every=0 if moment == "record" else EVERY)
-    payload = {"overrides": given, "moment": moment, "filler": str(small_disk / "filler")}
+    settings = overrides(small_disk, every=0 if moment == "record" else EVERY)
+    payload = {"overrides": settings, "moment": moment, "filler": str(small_disk / "filler")}
     done = function_on_warm_ranks(ranks, WORKER + "on_a_full_disk", payload, timeout=120)
     assert done.returncode == 2, done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

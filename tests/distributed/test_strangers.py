@@ -40,10 +40,10 @@ def runs(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_hostile(run: Path, forbidden: Path) -> None:
     """Let a run's files name `forbidden` wherever anything could be written or sent to."""
     forbidden.mkdir()
-    place = {"enabled": True, "output_path": f"{forbidden}/monitor", "job_name": "theirs"}
+    monitor = {"enabled": True, "output_path": f"{forbidden}/monitor", "job_name": "theirs"}
     monitors: dict[str, Any] = {
-        "csv_monitor": place,
-        "tensorboard": place,
+        "csv_monitor": monitor,
+        "tensorboard": monitor,
         "wandb": {"enabled": True, "project": "theirs"},
         "comet": {"enabled": True, "project": "theirs"},
         "flops_profiler": {"enabled": True, "output_file": f"{forbidden}/flops"},
@@ -68,9 +68,9 @@ def test_no_verb_writes_or_sends_where_a_strangers_run_says(runs: Path, tmp_path
     run, forbidden, out = tmp_path / "theirs", tmp_path / "forbidden", tmp_path / "out"
     shutil.copytree(runs / "theirs", run, symlinks=True)
     make_hostile(run, forbidden)
-    before = files_under(run)
-    own = [out, *(tmp_path / name for name in ("home", "scratch", "watch")), run / "exports"]
-    for directory in own[:-1]:
+    files = files_under(run)
+    allowed = [out, *(tmp_path / name for name in ("home", "scratch", "watch")), run / "exports"]
+    for directory in allowed[:-1]:
         directory.mkdir()
     (tmp_path / "watch/sitecustomize.py").write_text(
         "from tests.distributed.workers.strangers import watch\nwatch()\n"
@@ -83,7 +83,7 @@ def test_no_verb_writes_or_sends_where_a_strangers_run_says(runs: Path, tmp_path
         "TMPDIR": str(tmp_path / "scratch"),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "scratch"),  # that of pytest's process may be set
         LOG: str(log),
-        ALLOWED: ":".join(f"{place}/" for place in (*own, log)),
+        ALLOWED: ":".join(f"{path}/" for path in (*allowed, log)),
     }
     module = "tests.distributed.workers.strangers"
     done = run_program(
@@ -94,8 +94,8 @@ def test_no_verb_writes_or_sends_where_a_strangers_run_says(runs: Path, tmp_path
     assert log.read_text().splitlines() == []
     assert [*forbidden.iterdir()] == []
     after = files_under(run)
-    assert {name: after[name] for name in before} == before
-    assert {name.split("/")[0] for name in after.keys() - before.keys()} == {"exports"}
+    assert {name: after[name] for name in files} == files
+    assert {name.split("/")[0] for name in after.keys() - files.keys()} == {"exports"}
     replayed = json.loads((out / "replay/replay.json").read_text())
     assert replayed["trace"][-1][1] == replayed["recorded"]["loss/train"]
 
@@ -106,13 +106,13 @@ def test_a_branch_only_reads_a_strangers_trunk(
     trunk, forbidden = tmp_path / "theirs", tmp_path / "forbidden"
     shutil.copytree(runs / "theirs", trunk, symlinks=True)
     make_hostile(trunk, forbidden)
-    before = files_under(trunk)
+    files = files_under(trunk)
     changes = {"attention__variant": "vanilla", **WSD, "schedule__branch_from": trunk}
     changes["schedule__steps"] = 4
     overrides = tiny_overrides(tiny_shards, tmp_path / "runs", "branch", **changes)
     done = train_on_warm_ranks(overrides, 1)
     assert done.returncode == 0, done.stderr
-    assert files_under(trunk) == before and [*forbidden.iterdir()] == []
+    assert files_under(trunk) == files and [*forbidden.iterdir()] == []
 
 
 def test_a_strangers_exports_that_lead_elsewhere_are_neither_written_nor_removed(

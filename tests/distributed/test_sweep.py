@@ -98,14 +98,14 @@ def test_a_failed_run_stops_no_other_and_finished_runs_are_left_alone(
     assert "1 of 3 runs are left (1 failed); the same command continues with them" in done.stdout
     assert "2 of 3" in done.stdout and "perplexity" in done.stdout
 
-    before = files_under(runs)
+    files = files_under(runs)
     again = warm_cli(["sweep", grid, "--task", "0", "--num-tasks", "2"])
     assert again.returncode == 0, (again.stdout, again.stderr)
     assert "2 runs in" in again.stdout and "all 2 runs are finished" in again.stdout
-    assert files_under(runs) == before
+    assert files_under(runs) == files
     other = warm_cli(["sweep", grid, "schedule.steps=7"])
     assert other.returncode == 2 and "schedule.steps is 6 there and 7 in the grid" in other.stderr
-    assert files_under(runs) == before
+    assert files_under(runs) == files
 
 
 @pytest.mark.slow
@@ -199,14 +199,14 @@ def test_runs_of_one_seed_start_from_the_same_values_in_every_tensor_they_share(
         for kind in KINDS:
             tensors = beginnings[f"{kind}-seed_{seed}"]["tensors"]
             assert {name: tensors.get(name) for name in shared} == shared, kind
-            own = tensors.keys() - shared.keys()
-            assert own and all(".self_attention." in name for name in own), kind
-            assert kind == "vanilla" or any(tensors[name] != vanilla.get(name) for name in own), (
+            extra = tensors.keys() - shared.keys()
+            assert extra and all(".self_attention." in name for name in extra), kind
+            assert kind == "vanilla" or any(tensors[name] != vanilla.get(name) for name in extra), (
                 kind
             )
-    one, two = (beginnings[f"vanilla-seed_{seed}"]["tensors"] for seed in (1, 2))
-    assert {name for name in one if one[name] != two[name]} == {
-        name for name in one if "norm" not in name
+    first, two = (beginnings[f"vanilla-seed_{seed}"]["tensors"] for seed in (1, 2))
+    assert {name for name in first if first[name] != two[name]} == {
+        name for name in first if "norm" not in name
     }
 
 
@@ -248,10 +248,10 @@ def test_a_trial_trains_what_is_left_and_its_verdict_stays(
     content = json.loads((out / "trial.json").read_text())
     assert content["answer"] == "yes" and content["cost"]["runs"] == 10 and content["seal"] is None
     assert next_runs(capsys, grid, 0) == next_runs(capsys, grid, 1) == []
-    before = files_under(tmp_path)
+    files = files_under(tmp_path)
     again = warm_cli([*command, "--max-pairs", "5"])
     assert again.returncode == 0 and "written: " in again.stdout
-    assert files_under(tmp_path) == before
+    assert files_under(tmp_path) == files
     third = {"name": "third", "optimizer.learning_rate": 2e-3}
     refused = warm_cli(["trial", tiny_grid(tiny_shards, tmp_path, fixed, list=[*entries, third])])
     assert refused.returncode == 2 and "has 3 runs a seed; a trial needs two" in refused.stderr

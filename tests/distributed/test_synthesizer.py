@@ -40,7 +40,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[int, dict[str, Any]]:
+def facts() -> dict[int, dict[str, Any]]:
     """{ranks: what they answered}"""
     answers = {}
     for ranks in (1, 2):
@@ -59,9 +59,9 @@ def ranks(request: pytest.FixtureRequest) -> int:
 
 
 def test_output_and_gradients_equal_plain_autograd(
-    found: dict[int, dict[str, Any]], ranks: int
+    facts: dict[int, dict[str, Any]], ranks: int
 ) -> None:
-    for case, report in found[ranks]["cases"]:
+    for case, report in facts[ranks]["cases"]:
         assert set(report["errors"]) >= {"output", "input", "value"}
         assert ("scores" in report["errors"]) == (
             case["variant"] == VARIANTS[0] and case["trainable"]
@@ -70,25 +70,25 @@ def test_output_and_gradients_equal_plain_autograd(
 
 
 def test_collectives_are_those_of_the_stock_layer(
-    found: dict[int, dict[str, Any]], ranks: int
+    facts: dict[int, dict[str, Any]], ranks: int
 ) -> None:
     forward, backward = {}, {}
     if ranks > 1:
         forward = {"_allgather_base_": 1, "_reduce_scatter_base_": 1}
         backward = {"_allgather_base_": 2, "_reduce_scatter_base_": 1}
-    for case, report in found[ranks]["cases"]:
+    for case, report in facts[ranks]["cases"]:
         assert report["collectives_forward"] == forward, case
         assert report["collectives_backward"] == backward, case
 
 
 def test_one_product_applies_the_scores_to_the_whole_batch(
-    found: dict[int, dict[str, Any]], ranks: int
+    facts: dict[int, dict[str, Any]], ranks: int
 ) -> None:
     """Without a mask nothing is made per sample.
 
     [heads · seq, seq] × [seq, batch · head_dim] per group.
     """
-    for case, report in found[ranks]["cases"]:
+    for case, report in facts[ranks]["cases"]:
         shapes = [tuple(shape) for shape in report["gemm_shapes_forward"]]
         groups, length = case["groups"] // ranks, case["length"]
         rows = HEADS // case["groups"] * length
@@ -100,16 +100,16 @@ def test_one_product_applies_the_scores_to_the_whole_batch(
         assert len(shapes) == 3 + making_scores, (case, shapes)
 
 
-def test_scores_start_with_the_scale_of_orthonormal_ones(found: dict[int, dict[str, Any]]) -> None:
-    for case, report in found[1]["cases"]:
+def test_scores_start_with_the_scale_of_orthonormal_ones(facts: dict[int, dict[str, Any]]) -> None:
+    for case, report in facts[1]["cases"]:
         assert report["logit_sd"] == pytest.approx(1.0, abs=0.1), case
 
 
 def test_weights_do_not_depend_on_the_layout_and_are_shared_with_vanilla(
-    found: dict[int, dict[str, Any]],
+    facts: dict[int, dict[str, Any]],
 ) -> None:
-    weights = found[1]["weights"]
-    assert weights == found[2]["weights"]
+    weights = facts[1]["weights"]
+    assert weights == facts[2]["weights"]
     vanilla = weights.pop("vanilla")
     attention = "decoder.layers.0.self_attention"
     for case, ours in weights.items():
@@ -124,17 +124,17 @@ def test_weights_do_not_depend_on_the_layout_and_are_shared_with_vanilla(
 
 
 def test_dropout_is_drawn_for_each_head_and_sample_from_seeded_streams(
-    found: dict[int, dict[str, Any]], ranks: int
+    facts: dict[int, dict[str, Any]], ranks: int
 ) -> None:
-    for case, report in found[ranks]["dropout"].items():
+    for case, report in facts[ranks]["dropout"].items():
         assert report.pop("mean") == pytest.approx(1.0, abs=0.15), case
         assert report.pop("evaluation") < 1e-14, case
         assert set(report.values()) == {True}, (case, report)
 
 
-def test_executed_flops_are_those_that_torch_counts(found: dict[int, dict[str, Any]]) -> None:
+def test_executed_flops_are_those_that_torch_counts(facts: dict[int, dict[str, Any]]) -> None:
     """With the full score matrix, as computed; A Bᵀ is made once a micro batch and left out."""
-    for case, flops in found[1]["flops"].items():
+    for case, flops in facts[1]["flops"].items():
         variant, trainable = case.split(" trainable=")
         factors = HEADS * 2 * LENGTH**2 * RANK * (3 if trainable == "True" else 1)
         making = factors if variant == "synthesizer_factorized" else 0

@@ -152,15 +152,15 @@ def test_written_run_files_have_the_form_of_real_ones(
         key: list(section) for key, section in config.items()
     }
     for stem in ("environment", "data", "audit", "summary"):
-        expected, found = (
+        expected, fabricated = (
             json.loads((path / f"{stem}.json").read_text()) for path in (real, written)
         )
         assert (
-            found.keys() <= expected.keys()
+            fabricated.keys() <= expected.keys()
             if stem == "environment"
-            else found.keys() == expected.keys()
+            else fabricated.keys() == expected.keys()
         )
-    assert found["validation"].keys() == expected["validation"].keys()
+    assert fabricated["validation"].keys() == expected["validation"].keys()
     totals = [
         json.loads((path / "audit.json").read_text())["totals"].keys() for path in (real, written)
     ]
@@ -204,9 +204,9 @@ def test_a_schedule_in_tokens_is_rounded_up_to_whole_steps(
 
 
 def test_an_impossible_place_is_one_sentence(single: dict[str, Any]) -> None:
-    place = single["runs"]["under a file"]
+    error = single["runs"]["under a file"]
     assert (
-        place.startswith("error: ") and "manifest.json" in place and "check run.directory" in place
+        error.startswith("error: ") and "manifest.json" in error and "check run.directory" in error
     )
 
 

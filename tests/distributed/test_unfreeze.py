@@ -75,7 +75,7 @@ def overrides(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Ov
 
 
 @pytest.fixture(scope="module")
-def found(overrides: Overrides) -> dict[str, Any]:
+def answers(overrides: Overrides) -> dict[str, Any]:
     """What the workers saw: one launch of one rank, one of two."""
     asked = {
         "curves": {name: overrides(name, **changes) for name, changes in REFERENCES.items()},
@@ -94,16 +94,16 @@ def found(overrides: Overrides) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", REFERENCES)
-def test_training_is_that_of_plain_pytorch(found: dict[str, Any], case: str) -> None:
-    for tag, values in found["references"][case].items():
-        assert found["curves"][case][tag] == pytest.approx(values, rel=1e-5), tag
+def test_training_is_that_of_plain_pytorch(answers: dict[str, Any], case: str) -> None:
+    for tag, values in answers["references"][case].items():
+        assert answers["curves"][case][tag] == pytest.approx(values, rel=1e-5), tag
 
 
 @pytest.mark.parametrize("case", FROZEN)
 def test_rows_are_frozen_as_they_are_and_nothing_else_is_changed(
-    found: dict[str, Any], case: str
+    answers: dict[str, Any], case: str
 ) -> None:
-    freezes = found["freezes"][case]
+    freezes = answers["freezes"][case]
     names = ("trained_query_key",)
     if "monarch" in FROZEN[case]["attention__variant"]:
         names = ("trained_left_query_key", "trained_right_query_key")
@@ -120,9 +120,9 @@ def test_rows_are_frozen_as_they_are_and_nothing_else_is_changed(
 
 
 def test_the_learning_rate_and_the_counts_change_where_the_schedule_says(
-    found: dict[str, Any],
+    answers: dict[str, Any],
 ) -> None:
-    curve = found["curves"]["unfreezes"]
+    curve = answers["curves"]["unfreezes"]
     first = curve["memory/trainable_parameters"][0]
     assert curve["memory/trainable_parameters"] == [
         first + PER_LAYER * sum(step > last for last in LAST_STEPS) for step in range(1, STEPS + 1)
@@ -133,8 +133,8 @@ def test_the_learning_rate_and_the_counts_change_where_the_schedule_says(
 
 
 @pytest.mark.parametrize("case", WATCHED)
-def test_a_change_of_phase_keeps_everything_bit_for_bit(found: dict[str, Any], case: str) -> None:
-    changes = found["changes"][case]["changes"]
+def test_a_change_of_phase_keeps_everything_bit_for_bit(answers: dict[str, Any], case: str) -> None:
+    changes = answers["changes"][case]["changes"]
     assert [change.pop("step") for change in changes] == list(LAST_STEPS)
     for change, layer in zip(changes, (1, 0), strict=True):
         name = f"decoder.layers.{layer}.self_attention.linear_qkv.trained_query_key"
@@ -147,9 +147,9 @@ def test_a_change_of_phase_keeps_everything_bit_for_bit(found: dict[str, Any], c
 
 @pytest.mark.parametrize("case", WATCHED)
 def test_what_is_unfrozen_moves_and_what_is_frozen_does_not(
-    found: dict[str, Any], case: str
+    answers: dict[str, Any], case: str
 ) -> None:
-    moved = found["changes"][case]["moved"]  # after each step, for each layer
+    moved = answers["changes"][case]["moved"]  # after each step, for each layer
     for step, (first, second) in enumerate(moved, start=1):
         assert (second > 0) == (step > LAST_STEPS[0]), (step, moved)
         assert (first > 0) == (step > LAST_STEPS[1]), (step, moved)
@@ -158,14 +158,14 @@ def test_what_is_unfrozen_moves_and_what_is_frozen_does_not(
 
 
 @pytest.mark.parametrize("case", WATCHED)
-def test_what_is_unfrozen_counts_its_own_steps(found: dict[str, Any], case: str) -> None:
-    matrices, vectors, second, first = found["changes"][case]["step counts"]
+def test_what_is_unfrozen_counts_its_own_steps(answers: dict[str, Any], case: str) -> None:
+    matrices, vectors, second, first = answers["changes"][case]["step counts"]
     assert matrices == vectors == STEPS
     assert (second, first) == (STEPS - LAST_STEPS[0], STEPS - LAST_STEPS[1])
 
 
-def test_the_audit_lists_every_phase(found: dict[str, Any]) -> None:
-    phases = found["audit"]
+def test_the_audit_lists_every_phase(answers: dict[str, Any]) -> None:
+    phases = answers["audit"]
     assert [phase["phase"] for phase in phases] == [0, 1, 2]
     assert [phase["first_step"] for phase in phases] == [1, LAST_STEPS[0] + 1, LAST_STEPS[1] + 1]
     assert [phase["learning_rate_factor"] for phase in phases] == [1.0, 0.5, 0.2]

@@ -59,12 +59,12 @@ def test_norms_are_those_of_the_weights_in_checkpoints(alone: Path) -> None:
     assert [bool(record["weights/norm/"]) for record in records] == [False, True, False, True]
     payload = {"run": str(alone), "steps": [STEPS - 1, STEPS]}
     expected: dict[str, Any] = run_ranks(1, "tests.distributed.workers.weight_norms:plain", payload)
-    found = records[-1]
-    assert len(found["weights/norm/"]) > 10
-    assert found["weights/norm/"] == pytest.approx(expected["weights"], rel=1e-5)
-    assert found["weights/update/"] == pytest.approx(expected["updates"], rel=1e-3)
-    assert len(found["weights/spectral_norm/"]) == 7
-    for name, norm in found["weights/spectral_norm/"].items():
+    last_record = records[-1]
+    assert len(last_record["weights/norm/"]) > 10
+    assert last_record["weights/norm/"] == pytest.approx(expected["weights"], rel=1e-5)
+    assert last_record["weights/update/"] == pytest.approx(expected["updates"], rel=1e-3)
+    assert len(last_record["weights/spectral_norm/"]) == 7
+    for name, norm in last_record["weights/spectral_norm/"].items():
         # From below, as a power iteration comes.
         assert 0.95 * expected["spectral"][name] < norm < 1.0001 * expected["spectral"][name], name
 
@@ -82,8 +82,8 @@ def test_layouts_agree(
 ) -> None:
     """They train to the same numbers but for rounding."""
     run = trained(tiny_shards, tmp_path / "run", 2, stage, **MEASURED, **keys)
-    for one, other in zip(measured(alone), measured(run), strict=True):
-        for family, norms in one.items():
+    for record, other in zip(measured(alone), measured(run), strict=True):
+        for family, norms in record.items():
             assert other[family] == pytest.approx(norms, rel=1e-3), family
 
 

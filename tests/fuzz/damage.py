@@ -73,32 +73,36 @@ def odd_json(draw: st.DrawFn, value: Any) -> Any:
     """Replace, remove or add, at one to three places of a JSON value."""
     root = [copy.deepcopy(value)]
     for _ in range(draw(st.integers(1, 3))):
-        place: Any = root
+        container: Any = root
         key: Any = 0
-        while isinstance(place[key], (dict, list)) and place[key] and draw(st.integers(0, 4)):
-            place = place[key]
-            keys = sorted(place) if isinstance(place, dict) else range(len(place))
+        while (
+            isinstance(container[key], (dict, list)) and container[key] and draw(st.integers(0, 4))
+        ):
+            container = container[key]
+            keys = sorted(container) if isinstance(container, dict) else range(len(container))
             key = draw(st.sampled_from(keys))
         kind = draw(st.sampled_from(["replace", "replace", "remove", "add", "near"]))
-        if kind == "remove" and place is not root:
-            del place[key]
-            if place is not root and not place:
+        if kind == "remove" and container is not root:
+            del container[key]
+            if container is not root and not container:
                 break
-        elif kind == "add" and isinstance(place[key], (dict, list)):
-            _add(place[key], draw(odd_keys), copy.deepcopy(draw(odd_values)))
-        elif kind == "near" and type(place[key]) in (int, float) and abs(place[key]) < 1e300:
-            place[key] += draw(st.sampled_from([-1, 1, 0.5, 2**32, 10**12]))
+        elif kind == "add" and isinstance(container[key], (dict, list)):
+            _add(container[key], draw(odd_keys), copy.deepcopy(draw(odd_values)))
+        elif (
+            kind == "near" and type(container[key]) in (int, float) and abs(container[key]) < 1e300
+        ):
+            container[key] += draw(st.sampled_from([-1, 1, 0.5, 2**32, 10**12]))
         else:
             # The next change is not to the list itself.
-            place[key] = copy.deepcopy(draw(odd_values))
+            container[key] = copy.deepcopy(draw(odd_values))
     return root[0]
 
 
-def _add(place: Any, key: str, value: Any) -> None:
-    if isinstance(place, dict):
-        place[key] = value
+def _add(container: Any, key: str, value: Any) -> None:
+    if isinstance(container, dict):
+        container[key] = value
     else:
-        place.append(value)
+        container.append(value)
 
 
 odd_values = st.one_of(

@@ -230,9 +230,11 @@ def of_results(root: Path) -> Iterator[tuple[str, Form]]:
     write_json(export, EXPORT)
 
     def model() -> Any:
-        own = models.Pretrained(root, root, models._facts(export), "", trusted=False, name="a")
+        pretrained = models.Pretrained(
+            root, root, models._facts(export), "", trusted=False, name="a"
+        )
         is_own_export(root)
-        return models.group_models([own])
+        return models.group_models([pretrained])
 
     yield "export", Form(export, model)
     trial = root / "glue.json"
@@ -267,11 +269,11 @@ marker, index, about, position, sidecar, export, glue, answer
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Form, Any]]:
     """Return every form, and what is read of the honest file."""
-    made: dict[str, Form] = {}
+    forms_by_name: dict[str, Form] = {}
     for writer in WRITERS:
-        made |= writer(tmp_path_factory.mktemp(writer.__name__))
-    assert ", ".join(made) == " ".join(NAMES.split())
-    return {name: (form, form.read()) for name, form in made.items()}
+        forms_by_name |= writer(tmp_path_factory.mktemp(writer.__name__))
+    assert ", ".join(forms_by_name) == " ".join(NAMES.split())
+    return {name: (form, form.read()) for name, form in forms_by_name.items()}
 
 
 def forged(content: dict[str, Any]) -> st.SearchStrategy[bytes]:
@@ -283,9 +285,9 @@ def forged(content: dict[str, Any]) -> st.SearchStrategy[bytes]:
 @st.composite
 def with_a_key_twice(draw: st.DrawFn, content: bytes) -> bytes:
     """State one of the keys again, before it was."""
-    found = draw(st.sampled_from([*re.finditer(rb'[{,]\s*("[^"]*"):', content)]))
+    match = draw(st.sampled_from([*re.finditer(rb'[{,]\s*("[^"]*"):', content)]))
     odd = json.dumps(draw(odd_values)).encode()
-    return content[: found.start(1)] + found[1] + b": " + odd + b", " + content[found.start(1) :]
+    return content[: match.start(1)] + match[1] + b": " + odd + b", " + content[match.start(1) :]
 
 
 @given(st.data())
@@ -305,9 +307,9 @@ def test_a_damaged_file_is_of_its_type_or_refused(
     else:
         changed = damaged_json(content)
     with holding(form.path, data.draw(changed)):
-        found = right_or_refused(form.read)
-    assert found is REFUSED or type(found) is type(honest)
+        parsed = right_or_refused(form.read)
+    assert parsed is REFUSED or type(parsed) is type(honest)
     if form.checked and not forge:
-        assert found is REFUSED or found == honest
+        assert parsed is REFUSED or parsed == honest
     if twice:
-        assert found is REFUSED or name in ("lease", "segments")
+        assert parsed is REFUSED or name in ("lease", "segments")

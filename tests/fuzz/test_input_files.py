@@ -94,9 +94,9 @@ def split_lines(content: bytes) -> list[bytes]:
 
 
 odd_lines = st.integers(0, 8).flatmap(
-    lambda place: odd_json(RECORDS[place]).map(
+    lambda position: odd_json(RECORDS[position]).map(
         lambda odd: b"".join(
-            json.dumps(odd if number == place else record).encode() + b"\n"
+            json.dumps(odd if number == position else record).encode() + b"\n"
             for number, record in enumerate(RECORDS)
         )
     )
@@ -106,15 +106,17 @@ odd_lines = st.integers(0, 8).flatmap(
 @given(st.one_of(damaged(LINES), odd_lines, st.binary(max_size=200)))
 @example(b"[" * 100_000 + b"\n" + LINES)
 def test_every_line_is_a_document_or_named(folder: Path, content: bytes) -> None:
-    found = read(folder / "a.jsonl", content)
-    if found is None:
+    parsed = read(folder / "a.jsonl", content)
+    if parsed is None:
         assert not content
         return
-    documents, rejects = found
+    documents, rejects = parsed
     lines = split_lines(content.removeprefix(b"\xef\xbb\xbf"))
-    named = {document.id.rpartition(":")[2] for document in documents}
-    named |= {str(reject.line) for reject in rejects if not reject.kept}
-    assert named == {str(number) for number, line in enumerate(lines, start=1) if line.strip()}
+    reported_lines = {document.id.rpartition(":")[2] for document in documents}
+    reported_lines |= {str(reject.line) for reject in rejects if not reject.kept}
+    assert reported_lines == {
+        str(number) for number, line in enumerate(lines, start=1) if line.strip()
+    }
     texts = [document.text for document in documents]
     strict = [text for line in lines if (text := plain(line)) is not None]
     remaining = iter(texts)
@@ -128,10 +130,10 @@ def test_every_line_is_a_document_or_named(folder: Path, content: bytes) -> None
 @given(st.sampled_from(sorted(PACKED)), st.data())
 def test_no_loss_of_a_packed_file_is_silent(folder: Path, name: str, data: st.DataObject) -> None:
     changed = data.draw(st.one_of(damaged(PACKED[name]), st.binary(max_size=80)))
-    found = read(folder / name, changed)
-    if found is None:
+    parsed = read(folder / name, changed)
+    if parsed is None:
         return
-    documents, rejects = found
+    documents, rejects = parsed
     if len(documents) < len(RECORDS) and changed:
         # A frame may be removed, or there twice, whole.
         whole_frames = name.endswith(".zst") and not rejects
@@ -143,13 +145,13 @@ def test_no_loss_of_a_packed_file_is_silent(folder: Path, name: str, data: st.Da
 
 @given(st.one_of(damaged("first\n\nsecond é\n\n\nthird".encode()), st.binary(max_size=200)))
 def test_text_files(folder: Path, content: bytes) -> None:
-    found = read(folder / "a.txt", content)
-    assert found is None or found[0] or found[1]
+    parsed = read(folder / "a.txt", content)
+    assert parsed is None or parsed[0] or parsed[1]
     other = content[:1] in (b"\xff", b"\xfe") or min(content, default=7) < 7  # UTF-16, perhaps
-    if found and found[0] and not other:
+    if parsed and parsed[0] and not other:
         text = content.removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-        assert all(document.text in text for document in found[0])
+        assert all(document.text in text for document in parsed[0])
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +186,12 @@ def test_sentencepiece_models(folder: Path, model: bytes, data: st.DataObject) -
         opened.lost(["a plain text é"], ids)
 
 
-@pytest.mark.parametrize("place", [b"<0xFB>", b"<unk>"])
-def test_a_piece_that_is_no_text(folder: Path, model: bytes, place: bytes) -> None:
+@pytest.mark.parametrize("piece", [b"<0xFB>", b"<unk>"])
+def test_a_piece_that_is_no_text(folder: Path, model: bytes, piece: bytes) -> None:
     path = folder / "t.model"
-    path.write_bytes(model.replace(place, b"\xbc" + place[1:], 1))
+    path.write_bytes(model.replace(piece, b"\xbc" + piece[1:], 1))
     assert right_or_refused(lambda: open_tokenizer(path)) is not None
-    path.write_bytes(model[model.index(place) - 2 :])
+    path.write_bytes(model[model.index(piece) - 2 :])
     assert right_or_refused(lambda: open_tokenizer(path)) is not None
 
 
@@ -224,8 +226,8 @@ def test_hugging_face_tokenizers(folder: Path, content: bytes, names: bytes) -> 
     path.write_bytes(content)
     path.with_name("tokenizer_config.json").write_bytes(names)
     check: list[Callable[[], Any]] = [lambda: open_tokenizer(path), lambda: identify(path)]
-    for each in check:
-        assert right_or_refused(each) is not None
+    for reader in check:
+        assert right_or_refused(reader) is not None
 
 
 def test_the_valid_files_are_read_whole(folder: Path) -> None:

@@ -136,10 +136,10 @@ def test_initial_weights(imported: Path, data: st.DataObject) -> None:
         right_or_refused(lambda: given_weights.has("norm.weight"))
         right_or_refused(lambda: given_weights.sha256)
         for role, rows in expected.items():
-            found = right_or_refused(lambda role=role: given_weights.head(0, role, 1, 4))
+            head = right_or_refused(lambda role=role: given_weights.head(0, role, 1, 4))
             assert (
-                isinstance(found, str)
-                or torch.equal(found, rows)
+                isinstance(head, str)
+                or torch.equal(head, rows)
                 or changed_digest(given_weights, content)
             )
         assert config is not None

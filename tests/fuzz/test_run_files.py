@@ -37,9 +37,9 @@ from tests.fuzz.damage import (
 RECORDS = [{"step": step, "tokens": 8 * step, "loss/train": 4.0 / step} for step in range(1, 9)]
 METRICS = b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
 odd_records = st.integers(0, 7).flatmap(
-    lambda place: odd_json(RECORDS[place]).map(
+    lambda position: odd_json(RECORDS[position]).map(
         lambda odd: b"".join(
-            json.dumps(odd if number == place else record).encode() + b"\n"
+            json.dumps(odd if number == position else record).encode() + b"\n"
             for number, record in enumerate(RECORDS)
         )
     )
@@ -53,14 +53,14 @@ odd_records = st.integers(0, 7).flatmap(
 def test_metrics(folder: Path, content: bytes, resume_step: int) -> None:
     path = folder / "metrics.jsonl"
     path.write_bytes(content)
-    found = right_or_refused(lambda: list(read_metrics(path)))
-    if found != REFUSED:
-        assert len(found) == content.count(b"\n")
-        steps = [record["step"] for record in found]
+    records = right_or_refused(lambda: list(read_metrics(path)))
+    if records != REFUSED:
+        assert len(records) == content.count(b"\n")
+        steps = [record["step"] for record in records]
         assert all(type(step) is int and step > 0 for step in steps)
         assert all(first < second for first, second in pairwise(steps))
         # As text: NaN is not itself.
-        assert str(last_record(path)) == str(found[-1] if found else {})
+        assert str(last_record(path)) == str(records[-1] if records else {})
     kept = right_or_refused(lambda: cut_back(path, resume_step, keep=3))
     left = path.read_bytes()
     assert left == content if kept == REFUSED else content.startswith(left)
@@ -105,12 +105,12 @@ def read_everything(path: Path) -> dict[str, Any]:
     }
 
 
-def equal(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    same = all(found[key] == expected[key] for key in ("about", "parameters"))
-    tensors = found["tensors"].keys() == expected["tensors"].keys() and all(
-        torch.equal(found["tensors"][name], values) for name, values in expected["tensors"].items()
+def equal(actual: dict[str, Any], expected: dict[str, Any]) -> bool:
+    same = all(actual[key] == expected[key] for key in ("about", "parameters"))
+    tensors = actual["tensors"].keys() == expected["tensors"].keys() and all(
+        torch.equal(actual["tensors"][name], values) for name, values in expected["tensors"].items()
     )
-    return same and tensors and torch.equal(found["parts"][0], expected["parts"][0])
+    return same and tensors and torch.equal(actual["parts"][0], expected["parts"][0])
 
 
 @given(st.data())
@@ -122,7 +122,9 @@ def test_checkpoints(
     shutil.rmtree(run, ignore_errors=True)
     path = run / "checkpoints" / whole_checkpoint.name
     shutil.copytree(whole_checkpoint, path)
-    file = path / data.draw(st.sampled_from(sorted(each.name for each in path.iterdir())))
+    file = path / data.draw(
+        st.sampled_from(sorted(checkpoint_file.name for checkpoint_file in path.iterdir()))
+    )
     content = file.read_bytes()
     if file.suffix == ".safetensors":
         changed = data.draw(damaged(content))
@@ -135,13 +137,15 @@ def test_checkpoints(
         verify(path, by_hash)
         return read_everything(path)
 
-    found = right_or_refused(resume)
-    if by_hash and found != REFUSED:
-        assert equal(found, expected)
-    listed = right_or_refused(lambda: [verified(each, print) for each in list_checkpoints(run)])
+    resumed = right_or_refused(resume)
+    if by_hash and resumed != REFUSED:
+        assert equal(resumed, expected)
+    listed = right_or_refused(
+        lambda: [verified(checkpoint, print) for checkpoint in list_checkpoints(run)]
+    )
     assert listed != REFUSED
     (entry,) = listed
-    if found == REFUSED and by_hash:
+    if resumed == REFUSED and by_hash:
         assert not entry.counts
     json.dumps(entry.as_json(0.0))
 
@@ -153,8 +157,8 @@ def test_what_the_run_directory_says(folder: Path, data: st.DataObject) -> None:
     for file, valid in ((run.latest, b"step_00000004\n"), (run.state_file, b"finished\n")):
         odd = st.sampled_from([b"\x80", b"", b"\xff\xfe\x00", b"[" * 100_000])
         file.write_bytes(data.draw(st.one_of(damaged(valid), st.binary(max_size=30), odd)))
-    named = right_or_refused(run.named_latest)
-    assert named == REFUSED or named is None or named.parent == run.checkpoints
+    latest = right_or_refused(run.named_latest)
+    assert latest == REFUSED or latest is None or latest.parent == run.checkpoints
     assert isinstance(run.state(), str)
 
 
@@ -214,14 +218,16 @@ def test_runs_that_are_compared(runs: Path, data: st.DataObject) -> None:
 def odd_contents(file: Path, content: bytes) -> st.SearchStrategy[bytes]:
     """Values of another type, or near the right one, at any place of a run's file."""
     if file.suffix == ".jsonl":
-        before, _, last = content[:-1].rpartition(b"\n")
+        earlier, _, last = content[:-1].rpartition(b"\n")
         records = [json.loads(last)]
         return (
             odd_json(records)
             .filter(lambda odd: isinstance(odd, list))
             .map(
                 lambda odd: (
-                    before + b"\n" + b"".join(json.dumps(record).encode() + b"\n" for record in odd)
+                    earlier
+                    + b"\n"
+                    + b"".join(json.dumps(record).encode() + b"\n" for record in odd)
                 )
             )
         )

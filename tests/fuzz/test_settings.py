@@ -105,15 +105,15 @@ def test_any_layout_trains_to_the_same_losses(
     tiny_shards: Path, overrides: list[str], layout: tuple[int, int, int]
 ) -> None:
     """Where the layout is not refused in a sentence."""
-    with tempfile.TemporaryDirectory() as place:
-        alone = losses(tiny_shards, Path(place) / "alone", overrides, (1, 1, 1))
+    with tempfile.TemporaryDirectory() as directory:
+        alone = losses(tiny_shards, Path(directory) / "alone", overrides, (1, 1, 1))
         if alone is None:
             return
-        spread = losses(tiny_shards, Path(place) / "spread", overrides, layout)
+        spread = losses(tiny_shards, Path(directory) / "spread", overrides, layout)
         if spread is not None:
             for step, both in enumerate(zip(alone, spread, strict=True)):
-                one, other = both
-                assert other == pytest.approx(one, rel=1e-4), (overrides, layout, step)
+                expected, other = both
+                assert other == pytest.approx(expected, rel=1e-4), (overrides, layout, step)
 
 
 def losses(

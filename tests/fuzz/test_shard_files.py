@@ -29,14 +29,14 @@ NOTE = {
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """Two shards of a few documents, with their true hashes."""
-    made = random_shards(tmp_path_factory.mktemp("shards") / "directory", 9000, 2)
+    manifest = random_shards(tmp_path_factory.mktemp("shards") / "directory", 9000, 2)
     true = [
         replace(
-            s, bin_sha256=hashlib.sha256(Path(f"{made.prefix(s)}.bin").read_bytes()).hexdigest()
+            s, bin_sha256=hashlib.sha256(Path(f"{manifest.prefix(s)}.bin").read_bytes()).hexdigest()
         )
-        for s in made.shards
+        for s in manifest.shards
     ]
-    whole = replace(made, shards=tuple(true))
+    whole = replace(manifest, shards=tuple(true))
     write_manifest(whole)
     return whole
 
@@ -94,5 +94,5 @@ def refused_in_place_of(path: Path, changed: bytes, shards: Manifest) -> None:
 def test_notes_with_a_checksum(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "note.json"
     path.write_bytes(content)
-    found = right_or_refused(lambda: read_checked_json(path, "delete it"))
-    assert found in (REFUSED, NOTE)
+    note = right_or_refused(lambda: read_checked_json(path, "delete it"))
+    assert note in (REFUSED, NOTE)

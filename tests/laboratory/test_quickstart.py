@@ -45,7 +45,7 @@ def refused(*words: str) -> str:
     return str(result.exception)
 
 
-def planned(size: int, cores: int, minutes: float, **own: Any) -> Trial:
+def planned(size: int, cores: int, minutes: float, **overrides: Any) -> Trial:
     # Three runs, two at a time.
     options = plan_sizes(size, cores / 2, training_seconds(minutes) / 2)
     settings, of_tokenizer, of_shards = options
@@ -57,7 +57,7 @@ def planned(size: int, cores: int, minutes: float, **own: Any) -> Trial:
         local_ranks=1,
         of_tokenizer=of_tokenizer,
         of_shards=of_shards,
-        settings=settings | own,
+        settings=settings | overrides,
     )
 
 
@@ -191,8 +191,8 @@ def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
     text = text_file(tmp_path / "in/t.md", 400_000)
     out = tmp_path / "out"
 
-    def said(given: Path, *options: str, to: Path = out) -> str:
-        return refused("try", str(given), *options, f"--out={to}")
+    def said(path: Path, *options: str, to: Path = out) -> str:
+        return refused("try", str(path), *options, f"--out={to}")
 
     short = said(text_file(tmp_path / "s.txt", 50_000))
     assert short.endswith("s.txt: 50 kB of text are too little; give 200 kB at least")

@@ -29,7 +29,7 @@ def build(
     groups: int = HEADS,
     dtype: torch.dtype = torch.float32,
     rotary: RotaryAngles | None = None,
-    given: GivenWeights | None = None,
+    initial_weights: GivenWeights | None = None,
     *,
     layers: int = LAYERS,
     length: int = SEQ,
@@ -81,7 +81,9 @@ def build(
         share_embeddings_and_output_weights=True,
     )
     inventory = tensors(shape, policy)
-    initialize_parameters(model, inventory, seed=seed, init_std=STD, recipe=bank, given=given)
+    initialize_parameters(
+        model, inventory, seed=seed, init_std=STD, recipe=bank, given=initial_weights
+    )
     return model
 
 

@@ -101,10 +101,12 @@ def assert_samples_are_those_of_the_run(run: Path) -> None:
 
 
 def test_samples_of_shards_are_an_epoch(tiny_shards: Path, tmp_path: Path) -> None:
-    own = api.samples(tiny_shards, sequence_length=64, seed=3)
-    known = TrainingSamples(read_manifest(tiny_shards), 64, 3)
-    assert len(own) == known.samples_per_epoch
-    assert np.array_equal(torch.stack([own[0], own[7]]).numpy(), known.blocks(np.array([0, 7])))
+    samples = api.samples(tiny_shards, sequence_length=64, seed=3)
+    reference = TrainingSamples(read_manifest(tiny_shards), 64, 3)
+    assert len(samples) == reference.samples_per_epoch
+    assert np.array_equal(
+        torch.stack([samples[0], samples[7]]).numpy(), reference.blocks(np.array([0, 7]))
+    )
     with pytest.raises(UserError, match="is not a run: give the sequence_length"):
         api.samples(tiny_shards)
     with pytest.raises(UserError, match="absent does not exist"):
@@ -117,7 +119,7 @@ def test_data_in_memory_gives_the_shards_of_a_file(tiny_shards: Path, tmp_path: 
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     model = tiny_shards / "tokenizer.model"
     table = datasets.Dataset.from_dict({"text": texts, "ids": [[1]] * 300})
-    made = {
+    manifests = {
         name: api.tokenize(data, model, tmp_path / name, workers=workers)
         for name, data, workers in (
             ("file", tmp_path / "a.jsonl", 1),
@@ -127,12 +129,12 @@ def test_data_in_memory_gives_the_shards_of_a_file(tiny_shards: Path, tmp_path: 
             ("generator", (text for text in texts), 1),
         )
     }
-    fingerprints = {manifest["fingerprint"] for manifest in made.values()}
+    fingerprints = {manifest["fingerprint"] for manifest in manifests.values()}
     assert len(fingerprints) == 1
-    assert made["dataset"]["origin"]["revision"] == table._fingerprint
-    assert len(made["stream"]["inputs"]) == 3
+    assert manifests["dataset"]["origin"]["revision"] == table._fingerprint
+    assert len(manifests["stream"]["inputs"]) == 3
     # Again: a Dataset by its fingerprint, texts by their hash.
-    assert api.tokenize(texts, model, tmp_path / "texts") == made["texts"]
+    assert api.tokenize(texts, model, tmp_path / "texts") == manifests["texts"]
     with pytest.raises(UserError, match="changed after its shards were made"):
         api.tokenize(texts[:-1], model, tmp_path / "texts")
     with pytest.raises(UserError, match="was begun with inputs of Dataset at "):
@@ -191,7 +193,7 @@ def test_losses_of_any_models_have_the_statistics_of_runs() -> None:
 def test_a_plan_is_the_one_of_the_verb() -> None:
     from pretrain.plan.estimate import Request, make_plan
 
-    made = api.plan("small", ["attention.variant=monarch"], gpus=8, price=2.0)
+    plan = api.plan("small", ["attention.variant=monarch"], gpus=8, price=2.0)
     overrides = ("attention.variant=monarch",)
     wanted = make_plan(Request("small", overrides, 8, "a100-80gb", baseline="vanilla", price=2.0))
-    assert made == wanted and made.chosen.variant == "monarch"
+    assert plan == wanted and plan.chosen.variant == "monarch"

@@ -131,8 +131,8 @@ def test_a_training_that_compiles_nothing_imports_no_compiler(
     assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("finished"), (
         done.stderr[-2000:]
     )
-    own = ("telemetry: ", str(tmp_path), "step ", "finished: ")
-    assert [line for line in done.stdout.splitlines() if not line.startswith(own)] == []
+    prefixes = ("telemetry: ", str(tmp_path), "step ", "finished: ")
+    assert [line for line in done.stdout.splitlines() if not line.startswith(prefixes)] == []
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"torch", "megatron.core", "deepspeed"} <= imported
     assert not imported & {"torch._dynamo", "torch._inductor", "triton.language", "boto3.session"}
@@ -154,10 +154,10 @@ def test_a_training_leaves_at_once_after_its_last_line(tiny_shards: Path, tmp_pa
         command, cwd=ROOT, env=rank_environment(), stdout=subprocess.PIPE, text=True
     ) as training:
         last = next(line for line in training.stdout if line.startswith("finished: "))
-        before = sum(training.cpu_times()[:2])
+        cpu_seconds = sum(training.cpu_times()[:2])
         _, status, used = os.wait4(training.pid, 0)
     assert last == f"finished: {tmp_path / 'short'}\n" and status == 0
-    assert used.ru_utime + used.ru_stime - before < 0.7
+    assert used.ru_utime + used.ru_stime - cpu_seconds < 0.7
 
 
 @pytest.mark.parametrize("package", ["pretrain", "data_pipeline", "megatron_patches"])

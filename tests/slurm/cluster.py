@@ -170,10 +170,10 @@ class Cluster:
 
     def jobs(self, number: int) -> list[Job]:
         """The job, or the tasks of an array."""
-        found = []
+        jobs = []
         for line in self.answer_to(f"scontrol show job -o {number}").splitlines():
             fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
-            found.append(
+            jobs.append(
                 Job(
                     number=int(fields["JobId"]),
                     state=fields["JobState"],
@@ -183,7 +183,7 @@ class Cluster:
                     exit_code=fields["ExitCode"],
                 )
             )
-        return found
+        return jobs
 
     def job(self, number: int) -> Job:
         (job,) = self.jobs(number)
@@ -233,7 +233,7 @@ class Cluster:
     def processes(self, *words: str, **environment: str) -> list[psutil.Process]:
         """The Python processes of jobs with these words in their command and these variables."""
         wanted = {"SLURM_CONF": str(self.directory / "slurm.conf"), **environment}
-        found = []
+        processes = []
         for process in psutil.process_iter():
             try:
                 variables = process.environ()
@@ -242,13 +242,13 @@ class Cluster:
                 continue
             python = bool(command) and Path(command[0]).name.startswith("python")
             if python and wanted.items() <= variables.items() and set(words) <= set(command):
-                found.append(process)
-        return found
+                processes.append(process)
+        return processes
 
     def ranks(self, number: int) -> dict[int, psutil.Process]:
         """The processes of a job's training ranks, by rank."""
-        found = self.processes("pretrain", "train", SLURM_JOB_ID=str(number))
-        return {int(process.environ()["SLURM_PROCID"]): process for process in found}
+        processes = self.processes("pretrain", "train", SLURM_JOB_ID=str(number))
+        return {int(process.environ()["SLURM_PROCID"]): process for process in processes}
 
     def kill_node(self, node: str) -> None:
         self._tell(f"kill {node}")

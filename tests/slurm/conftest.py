@@ -37,7 +37,9 @@ def drills(cluster: Cluster, tiny_shards: Path, tmp_path_factory: pytest.TempPat
 def started_drills(request: pytest.FixtureRequest, drills: Drills) -> Iterator[Started]:
     """Every drill that this session has selected, started."""
     functions = [getattr(item, "obj", None) for item in request.session.items]
-    with started([one.drill for one in functions if hasattr(one, "drill")], drills) as futures:
+    with started(
+        [function.drill for function in functions if hasattr(function, "drill")], drills
+    ) as futures:
         yield futures
 
 

@@ -153,9 +153,9 @@ class Drills:
     def new_checkout(self) -> Path:
         """Return a copy of this checkout's code, which a drill may edit."""
         copy = self.new_directory("checkout")
-        own = ("__pycache__", "code", "logs", "site.sh")
+        ignored = ("__pycache__", "code", "logs", "site.sh")
         for folder in CODE:
-            shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns(*own))
+            shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns(*ignored))
         return copy
 
     def environment(self, values: Mapping[str, object]) -> dict[str, str]:
@@ -189,7 +189,7 @@ class Drills:
         """
         log = self.directory / "logs" / f"{name}-%j.log"
         log.parent.mkdir(exist_ok=True)
-        own = {"ORA_CONFIG": "demo", "ORA_DOCTOR": 0, "ORA_RANKS_PER_NODE": ranks // 2}
+        defaults = {"ORA_CONFIG": "demo", "ORA_DOCTOR": 0, "ORA_RANKS_PER_NODE": ranks // 2}
         shape = ["--nodes=2", "--cpus-per-task=1", "--time=60", self.here, *options]
         overrides = training_overrides(self.shards, self.runs, name, ranks, **changes)
         number = self.cluster.sbatch(
@@ -197,7 +197,7 @@ class Drills:
             f"--output={log}",
             "slurm/pretrain_large.sh",
             *overrides,
-            environment=self.environment(own | dict(settings or {})),
+            environment=self.environment(defaults | dict(settings or {})),
         )
         path = Path(str(log).replace("%j", str(number)))
         return Submitted(
@@ -264,6 +264,6 @@ def started(chosen: list[Drill], drills: Drills) -> Iterator[Started]:
     """All of them, `AT_ONCE` at a time. What has not begun at the end never begins."""
     pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="drill")
     try:
-        yield {one: pool.submit(one.run, drills) for one in chosen}
+        yield {chosen_drill: pool.submit(chosen_drill.run, drills) for chosen_drill in chosen}
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

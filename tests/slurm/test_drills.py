@@ -27,8 +27,8 @@ def test_preemption_a_killed_rank_and_lost_nodes(drills: Drills) -> None:
     job = drills.train("unlucky", settings=settings)
     job.wait_for_step(3)
     options = ["--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap"]
-    own = cluster.nothing_but(*cluster.nodes_of(job.number))
-    urgent = cluster.sbatch(own, *options, "sleep 1")
+    exclusion = cluster.nothing_but(*cluster.nodes_of(job.number))
+    urgent = cluster.sbatch(exclusion, *options, "sleep 1")
     assert cluster.wait_for_end(urgent)[0].state == "COMPLETED"
     assert "SIGUSR1: the time limit or a preemption is near" in job.log
     job.wait_for_step(6)
@@ -36,9 +36,9 @@ def test_preemption_a_killed_rank_and_lost_nodes(drills: Drills) -> None:
     lost: list[str] = []
     try:
         # The second node, then the head node with the job script.
-        for step, place in ((8, 1), (10, 0)):
+        for step, index in ((8, 1), (10, 0)):
             job.wait_for_step(step)
-            lost.append(cluster.nodes_of(job.number)[place])
+            lost.append(cluster.nodes_of(job.number)[index])
             cluster.kill_node(lost[-1])
         ended = job.end()
     finally:
@@ -81,11 +81,17 @@ def test_fewer_nodes(drills: Drills) -> None:
         "trains on 2 ranks (2 x 1) of the job's 3 ranks (3 x 1): data.global_batch_size=8 is not "
         "divisible by data.micro_batch_size=2 times 3 data-parallel ranks\n"
     ) in job.log
-    assert [(one["progress"], one["ranks"]) for one in job.segments()] == [(0, 2), (2, 1)]
+    assert [(segment["progress"], segment["ranks"]) for segment in job.segments()] == [
+        (0, 2),
+        (2, 1),
+    ]
     code = f" code: copy {checkout}/slurm/code/"
     assert job.log.count(code) == 2, job.log
     history = json.loads((job.run / "environment.json").read_text())["segments"]
-    assert [(one["first_step"], one["world_size"]) for one in history] == [(1, 2), (3, 1)]
+    assert [(segment["first_step"], segment["world_size"]) for segment in history] == [
+        (1, 2),
+        (3, 1),
+    ]
     drills.assert_finished_up_to_rounding(job, exact_steps=2)
 
 
@@ -132,7 +138,7 @@ def test_bad_node_is_left_out(drills: Drills) -> None:
     left_out = requeued.split()[-1].split(",")  # those that the drill left out, and now the bad one
     assert sorted(left_out) == sorted(set(cluster.nodes) - set(drills.nodes)), job.log
     assert "/dev/shm" in job.log
-    assert [one["ranks"] for one in job.segments()] == [2, 1]
+    assert [segment["ranks"] for segment in job.segments()] == [2, 1]
     drills.assert_finished_up_to_rounding(job, exact_steps=0)
 
 

@@ -33,8 +33,8 @@ def submissions(printed: str) -> dict[str, list[str]]:
 def test_the_chain_in_its_order_each_after_the_one_before(tmp_path: Path) -> None:
     site = tmp_path / "site.sh"
     site.write_text("export SBATCH_ACCOUNT='my project'\n: ${ORA_INTERFACE:=ib0}\n")
-    given = ("large", "--dry-run", "--tasks=8", "--sbatch=pretrain=--nodes=2-4 --comment='a b'")
-    done = submit(*given, "model.dropout=0", ORA_SITE=str(site))
+    arguments = ("large", "--dry-run", "--tasks=8", "--sbatch=pretrain=--nodes=2-4 --comment='a b'")
+    done = submit(*arguments, "model.dropout=0", ORA_SITE=str(site))
     assert (done.returncode, done.stderr) == (0, "")
     assert (
         "mkdir -p slurm/logs" in done.stdout and "export SBATCH_ACCOUNT='my project'" in done.stdout

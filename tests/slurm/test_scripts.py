@@ -237,11 +237,11 @@ def test_a_copy_of_the_code_stays_as_it_was_pinned(tmp_path: Path) -> None:
     for name in ("pin.sh", "run.py"):
         shutil.copy(ROOT / "slurm" / name, checkout / "slurm")
     (checkout / "pretrain/__init__.py").touch()
-    own = checkout / "pretrain/words.py"
-    own.write_text("import sys\nprint('submitted', sys.argv[1:])\n")
+    module = checkout / "pretrain/words.py"
+    module.write_text("import sys\nprint('submitted', sys.argv[1:])\n")
     first = pinned(checkout)
     assert pinned(checkout, "7") == first and first.parent == checkout / "slurm/code"
-    own.write_text("print('edited')\n")
+    module.write_text("print('edited')\n")
     assert pinned(checkout, "8") != first
 
     def run(code: Path) -> str:

@@ -27,7 +27,7 @@ def test_the_dry_runs_own_commands_are_accepted_as_printed(cluster: Cluster) -> 
 
 
 def test_what_sbatch_refuses_is_one_sentence_and_nothing_is_submitted(cluster: Cluster) -> None:
-    before = cluster.output_of("squeue -h")
+    queue = cluster.output_of("squeue -h")
     for option, reason in (
         ("pretrain=--nodes=99", "slurm/pretrain_large.sh (ora-large-vanilla)"),
         ("pretrain=--gres=gpu:9", "Requested node configuration is not available"),
@@ -36,7 +36,7 @@ def test_what_sbatch_refuses_is_one_sentence_and_nothing_is_submitted(cluster: C
     ):
         done = cluster.run(*SUBMIT, "large", f"--sbatch={option}", environment=SITE)
         assert_refused(done, "sbatch --test-only refuses", reason)
-    assert cluster.output_of("squeue -h") == before
+    assert cluster.output_of("squeue -h") == queue
 
 
 HALF_A_CHAIN = """
@@ -53,9 +53,9 @@ submit([good, bad], {})
 
 def test_a_refusal_on_the_way_takes_back_what_was_submitted(cluster: Cluster) -> None:
     """As when a limit on jobs is reached, which --test-only cannot foresee."""
-    before = cluster.output_of("squeue -h")
+    queue = cluster.output_of("squeue -h")
     done = cluster.run(sys.executable, "-c", HALF_A_CHAIN)
     refused = "sbatch refused slurm/compare.sh (ora-bad): invalid partition specified: nowhere"
     assert done.stderr.splitlines()[-1].startswith(f"chain.SubmitError: {refused}")
     assert "; the 1 jobs submitted before it are cancelled (" in done.stderr
-    assert cluster.output_of("squeue -h") == before
+    assert cluster.output_of("squeue -h") == queue

@@ -38,14 +38,14 @@ def test_two_faults_end_as_if_nothing_had_happened(
         replace(case, resumed=False, in_start=False, moment=0.4, offset=0.3) for case in drawn
     ]
     cases = [replace(case, layout=SMALLEST, then=SMALLEST, rank=1) for case in from_nothing]
-    made = {SMALLEST: Reference(reference, 10.0, 0.1, size_on_disk(reference))}
+    references = {SMALLEST: Reference(reference, 10.0, 0.1, size_on_disk(reference))}
     record = tmp_path / "record.jsonl"
 
     def note(outcome: object) -> None:
         with record.open("a") as file:
             file.write(json.dumps(as_record(outcome)) + "\n")  # type: ignore[arg-type]
 
-    outcomes = campaign(cases, tmp_path, tiny_shards, jobs=2, keep=True, made=made, note=note)
+    outcomes = campaign(cases, tmp_path, tiny_shards, jobs=2, keep=True, made=references, note=note)
     assert [outcome.problems for outcome in outcomes] == [[], []]
     assert [outcome.happened for outcome in outcomes] == [True, True]
     assert "Input/output error" in outcomes[1].sentence

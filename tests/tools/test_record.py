@@ -8,7 +8,7 @@ from tools.record import differences, only_in_one
 
 
 @pytest.mark.parametrize(
-    ("part", "before", "after", "found"),
+    ("part", "recorded", "after", "expected"),
     [
         (
             "export",
@@ -32,11 +32,11 @@ from tools.record import differences, only_in_one
     ],
 )
 def test_what_becomes_refused_is_a_difference(
-    part: str, before: dict[str, str], after: dict[str, str], found: list[str]
+    part: str, recorded: dict[str, str], after: dict[str, str], expected: list[str]
 ) -> None:
-    was = {"parts": {part: before}}
+    was = {"parts": {part: recorded}}
     now = {"parts": {part: after}}
-    assert differences(was, now) == found
+    assert differences(was, now) == expected
     assert only_in_one(was, now) == []
 
 

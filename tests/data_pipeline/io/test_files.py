@@ -47,12 +47,12 @@ def test_a_refusal_of_the_file_system_names_the_file() -> None:
 def test_a_temporary_file_is_abandoned_where_its_process_has_ended(tmp_path: Path) -> None:
     done = subprocess.Popen(["true"])
     done.wait()
-    own = temporary_path(tmp_path / "own")
+    here = temporary_path(tmp_path / "own")
     elsewhere = tmp_path / f"x.ids.another-host-{os.getpid()}.tmp"
-    for path in (own, elsewhere):
+    for path in (here, elsewhere):
         path.touch()
-    assert not is_abandoned(own) and not is_abandoned(elsewhere)
-    assert is_abandoned(own.with_name(own.name.replace(str(os.getpid()), str(done.pid))))
+    assert not is_abandoned(here) and not is_abandoned(elsewhere)
+    assert is_abandoned(here.with_name(here.name.replace(str(os.getpid()), str(done.pid))))
     os.utime(elsewhere, (0, 0))
     assert is_abandoned(elsewhere)
     elsewhere.unlink()

@@ -19,8 +19,10 @@ def test_a_path_that_begins_with_a_tilde_is_below_the_home_directory(
     assert expand_home("~/a") == tmp_path / "a" and expand_home("a/~") == Path("a/~")
     (tmp_path / "in.jsonl").write_text(json.dumps({"text": "some words"}) + "\n")
     (tmp_path / "small.model").write_bytes(workshop.model.read_bytes())
-    made = run("tokenize", "~/in.jsonl", "--tokenizer=~/small.model", "--out=~/out", "--name=a")
-    assert made.code == 0, made.err
+    tokenized = run(
+        "tokenize", "~/in.jsonl", "--tokenizer=~/small.model", "--out=~/out", "--name=a"
+    )
+    assert tokenized.code == 0, tokenized.err
     checked = run("verify", "~/out", "--inputs=~/")
     assert checked.code == 0 and "1 documents of 1 units are as in the source text" in checked.out
     assert not (tmp_path / "~").exists()

@@ -26,7 +26,7 @@ def random_shards(directory: Path, tokens: int, shards: int, seed: int = 0) -> M
     directory.mkdir(parents=True)
     generator = np.random.Generator(np.random.Philox(seed))
     pattern = generator.integers(3, VOCAB_SIZE, 1 << 22, dtype=np.uint16)
-    made = []
+    shard_entries = []
     for number in range(shards):
         count = tokens // shards // MEAN_DOCUMENT
         lengths = 1 + generator.exponential(MEAN_DOCUMENT - 1, count).astype(np.int32)
@@ -53,10 +53,10 @@ def random_shards(directory: Path, tokens: int, shards: int, seed: int = 0) -> M
             units=(number,),
             unit_documents=(count,),
         )
-        made.append(shard)
+        shard_entries.append(shard)
     (directory / "tokenizer.model").write_bytes(b"no model")
     digest = hashlib.sha256(b"no model").hexdigest()
-    manifest = manifest_of(directory, made, VOCAB_SIZE, sha256=digest)
+    manifest = manifest_of(directory, shard_entries, VOCAB_SIZE, sha256=digest)
     write_manifest(manifest)
     return manifest
 

@@ -74,12 +74,12 @@ def stories(make_directory: MakeDirectory) -> Manifest:
 
 def origins(blocks: np.ndarray) -> list[int]:
     """The thousand that each block's ids come from (id 2 ends a document)."""
-    found = []
+    block_thousands = []
     for row in blocks:
         thousands = {int(token) // 1000 for token in row if token != 2}
         assert len(thousands) == 1, "a block mixes parts"
-        found.append(thousands.pop())
-    return found
+        block_thousands.append(thousands.pop())
+    return block_thousands
 
 
 def test_a_single_directory_is_what_it_was(web: Manifest) -> None:
@@ -96,10 +96,10 @@ def test_every_part_gives_its_share_in_every_stretch(web: Manifest, stories: Man
         [Member(web, 0.75, {"Wiki": 2, "Book": 1}), Member(stories, 0.25, {"Tales": 1})]
     )
     blocks = blend.training_samples(LENGTH, seed=1).blocks(np.arange(1200))
-    found = np.array(origins(blocks))
+    block_thousands = np.array(origins(blocks))
     for thousand, share in ((2, 0.5), (1, 0.25), (5, 0.25)):
-        given = np.cumsum(found == thousand)
-        assert np.abs(given - share * np.arange(1, 1201)).max() < 1
+        counts = np.cumsum(block_thousands == thousand)
+        assert np.abs(counts - share * np.arange(1, 1201)).max() < 1
 
 
 def test_a_blend_tells_the_document_of_every_id(web: Manifest, stories: Manifest) -> None:
@@ -167,7 +167,9 @@ def test_held_out_sets_by_source_over_all_directories(web: Manifest, stories: Ma
     wiki = Member(web, 1, {"Wiki": 1})
     assert list(make_blend([wiki, Member(stories, 1)]).validation_tokens()) == ["Book", "Wiki"]
     assert list(make_blend([wiki]).validation_tokens()) == ["Wiki"]
-    shards = [shard for one in (web, stories) for shard in one.shards_of("validation", "Book")]
+    shards = [
+        shard for manifest in (web, stories) for shard in manifest.shards_of("validation", "Book")
+    ]
     assert whole.validation_bytes()["Book"] == sum(shard.text_bytes for shard in shards)
 
 
@@ -198,8 +200,8 @@ def test_refusals(web: Manifest, stories: Manifest) -> None:
     assert len(make_blend([Member(web, 1, {"Book": 1}), Member(web, 2, {"Wiki": 1})]).parts) == 2
 
 
-def changes(before: Blend, after: Blend) -> list[str]:
-    return data_changes(before.describe(), after.describe())
+def changes(saved: Blend, after: Blend) -> list[str]:
+    return data_changes(saved.describe(), after.describe())
 
 
 def test_what_changed_is_said_with_names(
@@ -208,8 +210,8 @@ def test_what_changed_is_said_with_names(
     members = [Member(web, 0.7, {"Wiki": 1, "Book": 3}), Member(stories, 0.3)]
     blend = make_blend(members)
     assert changes(blend, blend) == []
-    place = web.directory.rename(web.directory.with_name("moved"))
-    moved = dataclasses.replace(web, directory=place)
+    directory = web.directory.rename(web.directory.with_name("moved"))
+    moved = dataclasses.replace(web, directory=directory)
     same = make_blend([members[1], dataclasses.replace(members[0], manifest=moved)])
     assert changes(blend, same) == []
 
@@ -291,10 +293,10 @@ def test_the_same_text_in_different_splits_is_refused(workshop: Workshop, tmp_pa
     renamed = dataclasses.replace(more, inputs=(dataclasses.replace(entry, name="elsewhere.txt"),))
     # Of a file that an earlier version read in parts.
     piece = dataclasses.replace(entry, sha256="1" * 64, end=entry.size - 1)
-    parts = [dataclasses.replace(one, inputs=(piece,)) for one in (usual, more)]
+    parts = [dataclasses.replace(manifest, inputs=(piece,)) for manifest in (usual, more)]
     for pair in ((usual, renamed), parts):
         with pytest.raises(DataError, match="hold text of the same inputs"):
-            make_blend([Member(one) for one in pair])
+            make_blend([Member(manifest) for manifest in pair])
     again = _tokenized(workshop, tmp_path / "again", slice(1, 2), name="y")
     older = dataclasses.replace(again, options=again.options.copy())
     del older.options["test_fraction"]  # an option that it did not know, and means 0 by

@@ -32,21 +32,21 @@ def test_never_a_sample_away_from_the_exact_proportion(weights: list[float]) -> 
     members, numbers = proportions.locate(np.arange(count))
     position = np.arange(1, count + 1)
     for member, share in enumerate(exact_shares(weights)):
-        given = np.cumsum(members == member)
-        # |given - share * position| < 1, in whole numbers so that nothing is rounded.
-        distance = np.abs(given * share.denominator - position * share.numerator)
+        counts = np.cumsum(members == member)
+        # |counts - share * position| < 1, in whole numbers so that nothing is rounded.
+        distance = np.abs(counts * share.denominator - position * share.numerator)
         assert distance.max() < share.denominator
-        assert np.array_equal(numbers[members == member], np.arange(given[-1]))
-        before = [proportions.before(n)[member] for n in (0, 1, 17, count)]
-        assert before == [0, given[0], given[16], given[-1]]
+        assert np.array_equal(numbers[members == member], np.arange(counts[-1]))
+        counts_before = [proportions.before(n)[member] for n in (0, 1, 17, count)]
+        assert counts_before == [0, counts[0], counts[16], counts[-1]]
 
 
 def test_a_number_far_out_needs_no_walk() -> None:
     proportions = Proportions(SLIMPAJAMA)
     far = 10**15
-    place = far % sum(proportions.quotas)
+    offset = far % sum(proportions.quotas)
     members, numbers = proportions.locate(np.arange(far, far + 1000))
-    near, first = proportions.locate(np.arange(place, place + 1000))
+    near, first = proportions.locate(np.arange(offset, offset + 1000))
     assert np.array_equal(members, near)
     for member, share in enumerate(exact_shares(SLIMPAJAMA)):
         assert set((numbers - first)[members == member].tolist()) == {share * far}

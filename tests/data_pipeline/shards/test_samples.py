@@ -180,9 +180,9 @@ def test_cache_gives_the_same_and_notices_other_data(numbered: Manifest, tmp_pat
     # Two epochs of three arrays, the documents' addresses, and a note to each of the three.
     assert len(files) == 7 and len(list(cache.iterdir())) == 7 + 3
     # The cached order is used, not made again.
-    before = [path.stat().st_mtime_ns for path in files]
+    first_times = [path.stat().st_mtime_ns for path in files]
     TrainingSamples(numbered, 8, seed=1, cache_directory=cache).blocks(numbers)
-    assert [path.stat().st_mtime_ns for path in sorted(cache.glob("*.npy"))] == before
+    assert [path.stat().st_mtime_ns for path in sorted(cache.glob("*.npy"))] == first_times
     # Every argument that means another order has files of its own.
     TrainingSamples(numbered, 8, seed=2, cache_directory=cache).blocks(numbers[:1])
     TrainingSamples(numbered, 9, seed=1, cache_directory=cache).blocks(numbers[:1])
@@ -288,8 +288,8 @@ def test_the_document_of_every_id_is_told(numbered: Manifest, sequence_length: i
     for shard in numbered.shards_of("train"):
         opened = open_shard(numbered, shard)
         ends = np.cumsum(opened.lengths)
-        for place, token in enumerate(opened.tokens.tolist()):
-            document = int(np.searchsorted(ends, place, side="right"))
+        for position, token in enumerate(opened.tokens.tolist()):
+            document = int(np.searchsorted(ends, position, side="right"))
             home[token] = f"{shard.name}, document {document}"
     samples = TrainingSamples(numbered, sequence_length, seed=3)
     for number in (*range(5), samples.samples_per_epoch + 3):

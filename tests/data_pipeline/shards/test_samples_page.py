@@ -51,14 +51,14 @@ def fingerprint(directory: Path) -> str:
 def documents(directory: Path, split: str, source: str | None) -> list[np.ndarray]:
     """Documents in the manifest's order; the end-of-document id, which no text has, ends each."""
     manifest = manifest_of(directory)
-    found = []
+    document_ids = []
     for shard in manifest["shards"]:
         if shard["split"] == split and source in (None, shard["source"]):
             stored = np.fromfile(directory / f"{shard['name']}.bin", manifest["dtype"])
             ids = stored.astype(np.int64)
             ends = np.flatnonzero(ids == manifest["tokenizer"]["eod_id"]) + 1
-            found += np.split(ids, ends[:-1])
-    return found
+            document_ids += np.split(ids, ends[:-1])
+    return document_ids
 
 
 def permutation(count: int, *key: object) -> np.ndarray:
@@ -81,17 +81,17 @@ def sample(all_documents: list[np.ndarray], number: int, salt: str | None) -> np
 
 def turns(shares: list[Fraction], period: int) -> list[int]:
     """Whose turn every sample of a period is: the earliest deadline first, of the released."""
-    given = [0] * len(shares)
+    counts = [0] * len(shares)
     result = []
     quotas = [int(share * period) for share in shares]
     for position in range(period):
         ready = [
-            (-(-(given[part] + 1) * period // quota), part)
+            (-(-(counts[part] + 1) * period // quota), part)
             for part, quota in enumerate(quotas)
-            if given[part] < quota and given[part] * period // quota <= position
+            if counts[part] < quota and counts[part] * period // quota <= position
         ]
         _, part = min(ready)
-        given[part] += 1
+        counts[part] += 1
         result.append(part)
     return result
 
@@ -103,8 +103,8 @@ def test_one_directory(directories: list[Path]) -> None:
     everything = documents(directory, "train", None)
     per_epoch = (sum(map(len, everything)) - 1) // LENGTH
     numbers = np.array([0, 1, 2, per_epoch - 1, per_epoch, 2 * per_epoch + 3])
-    found = blend.training_samples(LENGTH, SEED).blocks(numbers)
-    for number, block in zip(numbers.tolist(), found, strict=True):
+    blocks = blend.training_samples(LENGTH, SEED).blocks(numbers)
+    for number, block in zip(numbers.tolist(), blocks, strict=True):
         assert np.array_equal(block, sample(everything, number, None)), number
 
 
@@ -123,8 +123,8 @@ def test_a_blend(directories: list[Path]) -> None:
     parts = sorted(shares, key=lambda part: (fingerprint(part[0]), part[1] or ""))
     order = turns([shares[part] for part in parts], 4)
     held = {part: documents(part[0], "train", part[1]) for part in parts}
-    found = blend.training_samples(LENGTH, SEED).blocks(np.arange(400, 424))
-    for number, block in zip(range(400, 424), found, strict=True):
+    blocks = blend.training_samples(LENGTH, SEED).blocks(np.arange(400, 424))
+    for number, block in zip(range(400, 424), blocks, strict=True):
         which = order[number % 4]
         within = number // 4 * order.count(which) + order[: number % 4].count(which)
         directory, source = part = parts[which]

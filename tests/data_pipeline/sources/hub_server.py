@@ -70,14 +70,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """What is known of some paths: of a directory that it is one, of other names nothing."""
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
-        found = [self.hub.entry(name) for name in asked if name in self.hub.files]
+        entries = [self.hub.entry(name) for name in asked if name in self.hub.files]
         directories = [
             name for name in asked if any(file.startswith(f"{name}/") for file in self.hub.files)
         ]
-        found += [
+        entries += [
             {"type": "directory", "path": name, "oid": "0" * 40, "size": 0} for name in directories
         ]
-        self._json(found)
+        self._json(entries)
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)

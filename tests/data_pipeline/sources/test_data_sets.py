@@ -106,16 +106,16 @@ def test_a_file_a_saved_data_set_and_the_hub_give_the_same_shards(
     out = tmp_path / "of-disk"
     done = run("tokenize", tmp_path / "saved", *arguments(workshop, out))
     assert done.code == 0, done.err
-    made = read_manifest(out)
-    assert digests(made) == digests(local)
+    manifest = read_manifest(out)
+    assert digests(manifest) == digests(local)
     fingerprint = datasets.load_from_disk(tmp_path / "saved")._fingerprint
-    place = str(tmp_path / "saved")
-    assert made.origin == {"source": place, "repository": "", "revision": fingerprint}
+    directory = str(tmp_path / "saved")
+    assert manifest.origin == {"source": directory, "repository": "", "revision": fingerprint}
     count = -(-len(rows) // 100)
-    assert [entry.name for entry in made.inputs] == [
+    assert [entry.name for entry in manifest.inputs] == [
         f"data-{index:05d}-of-{count:05d}" for index in range(count)
     ]
-    assert {entry.version for entry in made.inputs} == {fingerprint}
+    assert {entry.version for entry in manifest.inputs} == {fingerprint}
     assert "are as in the source text" in run("verify", out).out
 
     with serve(repository(rows)) as hub, client(hub, tmp_path / "home") as command:
@@ -124,14 +124,14 @@ def test_a_file_a_saved_data_set_and_the_hub_give_the_same_shards(
         hub.busy[""] = 1  # the first request
         done = command("tokenize", entry, *arguments(workshop, out, "--workers", "2"))
         assert done.code == 0 and f"{entry}: " in done.err and "again in 1 s" in done.err
-        made = read_manifest(out)
-        assert digests(made) == digests(local)
-        assert [entry.name for entry in made.inputs] == [
+        manifest = read_manifest(out)
+        assert digests(manifest) == digests(local)
+        assert [entry.name for entry in manifest.inputs] == [
             f"train-{index:05d}-of-00003" for index in range(3)
         ]
         source = f"hf:{NAME}:default:train"
-        assert made.origin == {"source": source, "repository": NAME, "revision": COMMIT}
-        assert {entry.version for entry in made.inputs} == {f"default:train@{COMMIT}"}
+        assert manifest.origin == {"source": source, "repository": NAME, "revision": COMMIT}
+        assert {entry.version for entry in manifest.inputs} == {f"default:train@{COMMIT}"}
         assert "are as in the source text" in command("verify", out).out
         # A finished directory reads no rows again.
         hub.requests.clear()
@@ -156,7 +156,7 @@ def test_killed_and_continued_in_tasks_while_the_branch_moves(
         wait_until(lambda: len([*(out / UNITS_NAME).glob("*.json")]) > 0, "work item")
         process.kill()
         process.wait()
-        made = {path: path.stat().st_mtime_ns for path in (out / UNITS_NAME).glob("*.json")}
+        unit_times = {path: path.stat().st_mtime_ns for path in (out / UNITS_NAME).glob("*.json")}
         hub.commits = {COMMIT, COMMIT[::-1]}
         hub.commit = COMMIT[::-1]  # what main is now
         with client(hub, tmp_path / "home") as command:
@@ -164,7 +164,7 @@ def test_killed_and_continued_in_tasks_while_the_branch_moves(
                 share = ("--num-tasks", "2", "--task", task, "--workers", workers)
                 done = command("tokenize", entry, *arguments(workshop, out, *share))
                 assert done.code == 0, done.err
-            assert made == {path: path.stat().st_mtime_ns for path in made}
+            assert unit_times == {path: path.stat().st_mtime_ns for path in unit_times}
             assert run("merge-manifests", out).code == 0
             assert digests(read_manifest(out)) == digests(local)
             assert read_manifest(out).origin["revision"] == COMMIT
@@ -259,8 +259,8 @@ def saved(directory: Path, data: Any) -> Path:
 def test_a_saved_data_set_that_cannot_be_used(
     workshop: Workshop, tmp_path: Path, make: Callable[[], Any], expected: str
 ) -> None:
-    place = saved(tmp_path / "saved", make())
-    assert expected in run("tokenize", place, *arguments(workshop, tmp_path / "out")).sentence()
+    path = saved(tmp_path / "saved", make())
+    assert expected in run("tokenize", path, *arguments(workshop, tmp_path / "out")).sentence()
     assert not (tmp_path / "out").exists()
 
 
@@ -271,21 +271,21 @@ def test_of_several_splits_train_is_read_and_another_is_a_directory(
         name: datasets.Dataset.from_dict({"text": [f"{name} {n}" for n in range(30)]})
         for name in ("test", "train")
     }
-    place = saved(tmp_path / "saved", datasets.DatasetDict(splits))
-    for entry, split in ((place, "train"), (place / "test", "data")):
+    path = saved(tmp_path / "saved", datasets.DatasetDict(splits))
+    for entry, split in ((path, "train"), (path / "test", "data")):
         out = tmp_path / f"of-{split}"
         assert run("tokenize", entry, *arguments(workshop, out)).code == 0
         assert [entry.name for entry in read_manifest(out).inputs] == [f"{split}-00000-of-00001"]
 
 
 def test_a_saved_data_set_that_changed_is_refused(workshop: Workshop, tmp_path: Path) -> None:
-    place = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": ["one", "two"] * 20}))
+    path = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": ["one", "two"] * 20}))
     out = tmp_path / "out"
-    assert run("tokenize", place, *arguments(workshop, out)).code == 0
-    shutil.rmtree(place)
-    saved(place, datasets.Dataset.from_dict({"text": ["three"] * 40}))
-    said = run("tokenize", place, *arguments(workshop, out)).sentence()
-    assert f"was begun with inputs of {place} at " in said
+    assert run("tokenize", path, *arguments(workshop, out)).code == 0
+    shutil.rmtree(path)
+    saved(path, datasets.Dataset.from_dict({"text": ["three"] * 40}))
+    said = run("tokenize", path, *arguments(workshop, out)).sentence()
+    assert f"was begun with inputs of {path} at " in said
     assert "is not what was tokenised" in run("verify", out).out
 
 
@@ -293,9 +293,9 @@ def test_rows_that_are_no_documents_are_named_and_counted(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     texts = ["a text of words"] * 300 + [None, "", "nul \0 inside"]
-    place = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": texts}))
+    path = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": texts}))
     out = tmp_path / "out"
-    assert run("tokenize", place, *arguments(workshop, out)).code == 0
+    assert run("tokenize", path, *arguments(workshop, out)).code == 0
     manifest = read_manifest(out)
     assert manifest.rejects == {"empty_text": 1, "missing_text": 1}
     assert manifest.unusual == {"contains_nul": 1}
@@ -316,7 +316,7 @@ def test_files_that_readers_of_datasets_read(workshop: Workshop, tmp_path: Path)
             entry = tarfile.TarInfo(f"{number:04d}.txt")
             entry.size = len(text.encode())
             archive.addfile(entry, io.BytesIO(text.encode()))
-    made = {}
+    shards_by_reader = {}
     for name, entry, key in (
         ("saved", str(tmp_path / "saved"), "text"),
         ("csv", f"csv:{tmp_path}/a.csv", "text"),
@@ -327,8 +327,8 @@ def test_files_that_readers_of_datasets_read(workshop: Workshop, tmp_path: Path)
         out = tmp_path / f"out-{name}"
         done = run("tokenize", entry, *arguments(workshop, out, "--text-key", key))
         assert done.code == 0, done.err
-        made[name] = shard_bytes(out)
-    assert all(shards == made["saved"] for shards in made.values())
+        shards_by_reader[name] = shard_bytes(out)
+    assert all(shards == shards_by_reader["saved"] for shards in shards_by_reader.values())
     (tmp_path / "lines.log").write_text("one\ntwo\n\nthree\n")
     done = run(
         "tokenize",
@@ -396,7 +396,7 @@ def test_other_mistakes_are_one_sentence(workshop: Workshop, tmp_path: Path) -> 
     (tmp_path / "a.csv").write_text("text\nx\n")
     (tmp_path / "empty.csv").write_text("text\n")
     (tmp_path / "bars.csv").write_text("id;text\n1;x\n")
-    place = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": ["a"]}))
+    path = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": ["a"]}))
     for entries, expected in (
         ([f"csv:{tmp_path}/b.csv"], f"cannot read csv:{tmp_path}/b.csv: Unable to find"),
         ([f"csv:{tmp_path}/empty.csv"], "has no rows"),
@@ -405,7 +405,7 @@ def test_other_mistakes_are_one_sentence(workshop: Workshop, tmp_path: Path) -> 
         (["quark:x"], "quark not a reader; readers are hf (the hub), arrow, "),
         (["s3://bucket/x.jsonl"], "json:s3://bucket/x.jsonl"),
         (["https://user:secret@host/x.jsonl"], "holds credentials; leave them out"),
-        ([place, tmp_path / "a.csv"], "is a data set, and there are other inputs"),
+        ([path, tmp_path / "a.csv"], "is a data set, and there are other inputs"),
     ):
         said = run("tokenize", *entries, *arguments(workshop, tmp_path / "out")).sentence()
         assert expected in said and "secret" not in said
@@ -415,11 +415,11 @@ def test_other_mistakes_are_one_sentence(workshop: Workshop, tmp_path: Path) -> 
 def test_a_tokenizer_is_trained_on_a_data_set(
     rows: list[dict[str, Any]], workshop: Workshop, tmp_path: Path
 ) -> None:
-    place = saved(tmp_path / "saved", datasets.Dataset.from_list(rows))
+    path = saved(tmp_path / "saved", datasets.Dataset.from_list(rows))
     size = ("--vocab-size", "600", "--sample-bytes", "100000")
-    first = run("train-tokenizer", place, "--out", tmp_path / "t", *size)
+    first = run("train-tokenizer", path, "--out", tmp_path / "t", *size)
     assert first.code == 0 and "trained" in first.out
     report = json.loads((tmp_path / "t.json").read_bytes())
     assert [entry["name"] for entry in report["inputs"]] == ["data-00000-of-00001"]
-    again = run("train-tokenizer", place, "--out", tmp_path / "t", *size)
+    again = run("train-tokenizer", path, "--out", tmp_path / "t", *size)
     assert "already up to date" in again.out

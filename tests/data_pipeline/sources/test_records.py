@@ -36,10 +36,10 @@ def records(path: Path, keys: RecordKeys | None = None) -> list[Document | Rejec
 
 
 def documents(path: Path, keys: RecordKeys | None = None) -> list[Document]:
-    found = [record for record in records(path, keys) if isinstance(record, Document)]
+    parsed = [record for record in records(path, keys) if isinstance(record, Document)]
     (file,) = find_inputs([path]).files
-    assert found == list(read_documents(file, keys or RecordKeys()))
-    return found
+    assert parsed == list(read_documents(file, keys or RecordKeys()))
+    return parsed
 
 
 def rejects(path: Path, keys: RecordKeys | None = None) -> list[Reject]:
@@ -63,9 +63,9 @@ def rejects(path: Path, keys: RecordKeys | None = None) -> list[Reject]:
 )
 def test_every_format_gives_the_same_documents(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    found = documents(tmp_path / name)
-    assert [(document.text, document.source) for document in found] == EXPECTED
-    assert [document.id for document in found] == [f"{name}:1", f"{name}:2", f"{name}:3"]
+    parsed = documents(tmp_path / name)
+    assert [(document.text, document.source) for document in parsed] == EXPECTED
+    assert [document.id for document in parsed] == [f"{name}:1", f"{name}:2", f"{name}:3"]
     assert rejects(tmp_path / name) == []
 
 
@@ -77,9 +77,9 @@ def test_parquet(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(
         pyarrow.Table.from_pylist(rows, schema=schema), path, row_group_size=300
     )
-    found = documents(path)
-    assert [(document.text, document.source) for document in found] == EXPECTED * 400
-    assert found[-1].id == "a.parquet:1998"
+    parsed = documents(path)
+    assert [(document.text, document.source) for document in parsed] == EXPECTED * 400
+    assert parsed[-1].id == "a.parquet:1998"
     assert [(r.line, r.reason) for r in rejects(path)[-2:]] == [
         (1999, "missing_text"),
         (2000, "empty_text"),
@@ -106,8 +106,8 @@ def test_of_a_struct_only_the_wanted_field_is_converted(tmp_path: Path) -> None:
     meta = pyarrow.StructArray.from_arrays([far, name], ["crawled", "redpajama_set_name"])
     table = pyarrow.table({"text": ["a", "b"], "meta": meta, "far": far})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    found = documents(tmp_path / "a.parquet")
-    assert [(document.text, document.source) for document in found] == [
+    parsed = documents(tmp_path / "a.parquet")
+    assert [(document.text, document.source) for document in parsed] == [
         ("a", "Books"),
         ("b", "Web"),
     ]
@@ -263,9 +263,9 @@ def test_unusual_documents_are_kept_and_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     assert [document.text for document in documents(path)] == texts
-    found = [(reject.line, reject.reason, reject.kept) for reject in rejects(path)]
+    entries = [(reject.line, reject.reason, reject.kept) for reject in rejects(path)]
     reasons = ["contains_nul", "contains_u2581", "long_document", "long_document"]
-    assert found == [(line, reason, True) for line, reason in enumerate(reasons, start=1)]
+    assert entries == [(line, reason, True) for line, reason in enumerate(reasons, start=1)]
 
 
 def test_progress_through_the_file(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_utf_16_of_other_scripts_without_a_mark(tmp_path: Path, encoding: str) -
 
 
 @pytest.mark.parametrize(
-    ("text", "encoding", "named"),
+    ("text", "encoding", "remedy"),
     [
         ("Der Großvater saß in der Küche und erzählte. ", "latin-1", "-f WINDOWS-1252 -t"),
         ("Le vieux château était situé près de l’été. ", "cp1252", "-f WINDOWS-1252 -t"),
@@ -325,15 +325,15 @@ def test_utf_16_of_other_scripts_without_a_mark(tmp_path: Path, encoding: str) -
     ],
 )
 def test_another_encoding_is_named_with_the_remedy(
-    tmp_path: Path, text: str, encoding: str, named: str
+    tmp_path: Path, text: str, encoding: str, remedy: str
 ) -> None:
     (tmp_path / "a.txt").write_bytes((text * 40).encode(encoding))
     (reject,) = rejects(tmp_path / "a.txt")
     assert reject.reason == "damaged" and "is not valid UTF-8; it looks like" in reject.detail
-    assert named in reject.detail
+    assert remedy in reject.detail
     record = json.dumps({"text": text * 4}, ensure_ascii=False)
     (tmp_path / "b.jsonl").write_bytes(record.encode(encoding))
-    assert named in rejects(tmp_path / "b.jsonl")[0].detail
+    assert remedy in rejects(tmp_path / "b.jsonl")[0].detail
 
 
 def tar_archive() -> bytes:
@@ -349,7 +349,7 @@ TAR = "the file is a tar archive; unpack it first"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "named"),
+    ("name", "content", "expected"),
     [
         ("a.txt", b"%PDF-1.4 ...", "the file is a PDF, not text; convert it: pdftotext"),
         ("a.txt", b"PK\x03\x04\x00\x00", "a ZIP archive (a .docx and an .epub is one too)"),
@@ -362,12 +362,12 @@ TAR = "the file is a tar archive; unpack it first"
     ids=lambda value: "",
 )
 def test_another_kind_of_file_named_as_text_is_called_what_it_is(
-    tmp_path: Path, name: str, content: bytes, named: str
+    tmp_path: Path, name: str, content: bytes, expected: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
     assert documents(tmp_path / name) == []
     (reject,) = rejects(tmp_path / name)
-    assert reject.lost and named in reject.detail
+    assert reject.lost and expected in reject.detail
 
 
 def test_packed_text_is_text(tmp_path: Path) -> None:
@@ -388,13 +388,13 @@ def test_of_packed_text_that_is_cut_short_the_beginning_is_read(
     path.write_bytes(packed)
     everything = documents(path)
     path.write_bytes(packed[: len(packed) * 2 // 3])
-    found = documents(path)
+    parsed = documents(path)
     (reject,) = rejects(path)
-    assert (reject.reason, reject.line) == ("truncated", len(found) + 1)
-    whole = found[:-1]
+    assert (reject.reason, reject.line) == ("truncated", len(parsed) + 1)
+    whole = parsed[:-1]
     assert whole == everything[: len(whole)]
-    assert everything[len(whole)].text.startswith(found[-1].text)
-    words = "\n\n".join(document.text for document in found).split("\n\n")[1:]
+    assert everything[len(whole)].text.startswith(parsed[-1].text)
+    words = "\n\n".join(document.text for document in parsed).split("\n\n")[1:]
     assert words == rows[: len(words)] and len(words) > 10_000
 
 

@@ -39,8 +39,8 @@ def test_whatever_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
     os.mkfifo(root / "pipe.txt")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(root / "s.jsonl"))
-        found = find_inputs([root])
-    assert [file.path for file in found.files] == [root / "a.jsonl"]
+        inputs = find_inputs([root])
+    assert [file.path for file in inputs.files] == [root / "a.jsonl"]
     reasons = passed_over(root)
     assert reasons.pop("c.json").startswith("JSON as a whole; write one record a line: jq -c")
     assert reasons.pop("d.pdf").startswith("a PDF, not text; convert it: pdftotext")
@@ -82,9 +82,9 @@ def test_a_download_that_has_not_ended_is_named(tmp_path: Path) -> None:
 
 def test_linked_directories_are_followed_once_and_loops_end(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "in", tmp_path / "elsewhere"
-    for place in (root / "z_real", elsewhere / "deep"):
-        place.mkdir(parents=True)
-        (place / "a.jsonl").write_bytes(LINE)
+    for directory in (root / "z_real", elsewhere / "deep"):
+        directory.mkdir(parents=True)
+        (directory / "a.jsonl").write_bytes(LINE)
     (root / "a_link_to_real").symlink_to(root / "z_real")
     (root / "linked").symlink_to(elsewhere)
     (elsewhere / "deep" / "back").symlink_to(root)  # a loop
@@ -110,15 +110,15 @@ def open_directory() -> Iterator[Path]:
 def test_a_directory_without_permission_is_named(open_directory: Path) -> None:
     (open_directory / "a.jsonl").write_bytes(LINE)
     (open_directory / "closed").mkdir(mode=0o000)
-    before = os.geteuid()
-    if before == 0:
+    user_id = os.geteuid()
+    if user_id == 0:
         os.seteuid(65534)  # root may enter anything
     try:
-        found = find_inputs([open_directory])
+        inputs = find_inputs([open_directory])
     finally:
-        os.seteuid(before)
-    assert [file.path for file in found.files] == [open_directory / "a.jsonl"]
-    assert [(entry.name, entry.reason) for entry in found.passed_over] == [
+        os.seteuid(user_id)
+    assert [file.path for file in inputs.files] == [open_directory / "a.jsonl"]
+    assert [(entry.name, entry.reason) for entry in inputs.passed_over] == [
         ("closed", "permission denied")
     ]
 
@@ -209,17 +209,17 @@ def test_a_link_that_cannot_be_followed_is_named(open_directory: Path) -> None:
     (root / "about").symlink_to(root / "round")
     (root / "closed").symlink_to(private / "deep")
     private.chmod(0o000)
-    before = os.geteuid()
-    if before == 0:
+    user_id = os.geteuid()
+    if user_id == 0:
         os.seteuid(65534)  # root may enter anything
     try:
-        found = find_inputs([root])
+        inputs = find_inputs([root])
     finally:
-        os.seteuid(before)
+        os.seteuid(user_id)
     loop = "too many levels of symbolic links"
-    stated = {entry.name: entry.reason for entry in found.passed_over}
+    stated = {entry.name: entry.reason for entry in inputs.passed_over}
     assert stated == {"about": loop, "round": loop, "closed": "permission denied"}
-    assert [file.name for file in found.files] == ["a.jsonl"]
+    assert [file.name for file in inputs.files] == ["a.jsonl"]
 
 
 def test_data_with_the_name_of_a_companion_is_read(tmp_path: Path) -> None:

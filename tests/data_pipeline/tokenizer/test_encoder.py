@@ -62,16 +62,16 @@ def test_both_engines_make_the_same_ids(workshop: Workshop) -> None:
     content = [text.encode() for text in texts]
     fast, slow = (open_encoder(workshop.model, name) for name in ("gigatoken", "sentencepiece"))
     assert fast.fast is not None and slow.fast is None
+    expected = load_tokenizer(workshop.model).encode(texts, num_threads=1)
     for eod_id in (2, 77):
-        one, quick = fast.encode(content, eod_id)
+        batch, quick = fast.encode(content, eod_id)
         other, slow_quick = slow.encode(content, eod_id)
         assert any(quick) and not any(slow_quick)
-        assert (one.ids.dtype, one.lengths.dtype) == (other.ids.dtype, other.lengths.dtype)
-        made = zip(texts, one.documents(), other.documents(), strict=True)
-        assert [text for text, a, b in made if not np.array_equal(a, b)] == []
-        assert np.array_equal(one.ids, other.ids) and np.array_equal(one.lengths, other.lengths)
-    expected = load_tokenizer(workshop.model).encode(texts, num_threads=1)
-    assert [ids.tolist() for ids in one.documents()] == expected
+        assert (batch.ids.dtype, batch.lengths.dtype) == (other.ids.dtype, other.lengths.dtype)
+        triples = zip(texts, batch.documents(), other.documents(), strict=True)
+        assert [text for text, a, b in triples if not np.array_equal(a, b)] == []
+        assert np.array_equal(batch.ids, other.ids) and np.array_equal(batch.lengths, other.lengths)
+        assert [ids.tolist() for ids in batch.documents()] == expected
 
 
 def test_control_pieces_that_overlap_what_is_put_between_texts(
@@ -89,10 +89,10 @@ def test_control_pieces_that_overlap_what_is_put_between_texts(
         assert why_not(model) == ""
         fast = GigatokenEncoder(model)
         assert fast._between == between
-        found = fast.encode(texts, 9)
+        batch = fast.encode(texts, 9)
         expected = open_tokenizer(model).encode([text.decode() for text in texts])
-        assert [ids.tolist() for ids in found.documents()] == [ids.tolist() for ids in expected]
-        assert found.ids.tolist() == [i for ids in expected for i in [*ids.tolist(), 9]]
+        assert [ids.tolist() for ids in batch.documents()] == [ids.tolist() for ids in expected]
+        assert batch.ids.tolist() == [i for ids in expected for i in [*ids.tolist(), 9]]
     proto.pieces[1].piece, proto.pieces[2].piece = "<<", "xx"
     model.write_bytes(proto.SerializeToString())
     assert "has no control token to put between documents" in why_not(model)
@@ -138,10 +138,12 @@ def test_the_shards_are_the_same_and_the_manifest_says_what_made_them(
     for engine in ("auto", "gigatoken", "sentencepiece"):
         done = run(*workshop.command(tmp_path / engine, "--engine", engine, corpus=corpus))
         assert (done.code, done.err) == (0, ""), done.err
-    made = {name: contents(tmp_path / name) for name in ("auto", "gigatoken", "sentencepiece")}
-    assert made["auto"] == made["gigatoken"]
-    for name in made["auto"].keys() - {"manifest.json"}:
-        assert made["auto"][name] == made["sentencepiece"][name], name
+    files_by_engine = {
+        name: contents(tmp_path / name) for name in ("auto", "gigatoken", "sentencepiece")
+    }
+    assert files_by_engine["auto"] == files_by_engine["gigatoken"]
+    for name in files_by_engine["auto"].keys() - {"manifest.json"}:
+        assert files_by_engine["auto"][name] == files_by_engine["sentencepiece"][name], name
     said = read_manifest(tmp_path / "auto").encoding
     (fast, slow) = said["engines"].items()
     assert fast[0].startswith("gigatoken ") and fast[1] == 1500
@@ -155,11 +157,12 @@ class _Wrong(GigatokenEncoder):
     """As a version with a mistake in it would be: right but for texts with a certain word."""
 
     def encode(self, texts: list[bytes], eod_id: int) -> Encoded:
-        found = super().encode(texts, eod_id).documents()
-        made = [
-            ids[:-1] if b"wrong" in text else ids for text, ids in zip(texts, found, strict=True)
+        documents = super().encode(texts, eod_id).documents()
+        wrong_documents = [
+            ids[:-1] if b"wrong" in text else ids
+            for text, ids in zip(texts, documents, strict=True)
         ]
-        return Encoded.of(made, eod_id)
+        return Encoded.of(wrong_documents, eod_id)
 
 
 def test_a_difference_stops_the_unit(workshop: Workshop) -> None:

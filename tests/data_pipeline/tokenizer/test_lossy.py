@@ -97,8 +97,8 @@ def test_a_tokenizer_json(workshop: Workshop, tmp_path: Path) -> None:
     corpus = _corpus(tmp_path / "x.jsonl", *texts)
     arguments = ("tokenize", corpus, "--tokenizer", tmp_path / "tokenizer.json", "--name", "x")
     assert "give --eod-token" in run(*arguments, "--out", tmp_path / "out").sentence()
-    named = run(*arguments, "--out", tmp_path / "out", "--eod-token", "<|no|>").sentence()
-    assert "--eod-token '<|no|>' is not a token of" in named
+    refusal = run(*arguments, "--out", tmp_path / "out", "--eod-token", "<|no|>").sentence()
+    assert "--eod-token '<|no|>' is not a token of" in refusal
     done = run(*arguments, "--out", tmp_path / "out", "--eod-token", "<|end|>")
     assert done.code == 0, done.err
     manifest = read_manifest(tmp_path / "out")

@@ -267,18 +267,18 @@ def test_a_model_that_is_not_its_reports_is_refused(
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("before", "ending"),
+    ("handler", "ending"),
     [("default_int_handler", -signal.SIGINT), ("SIG_IGN", 0)],
     ids=["usual", "ignored"],
 )
-def test_ctrl_c_ends_the_training_at_once(before: str, ending: int) -> None:
+def test_ctrl_c_ends_the_training_at_once(handler: str, ending: int) -> None:
     program = f"""
 import os, signal, threading
 from data_pipeline.tokenizer.train import ended_by_ctrl_c
-signal.signal(signal.SIGINT, signal.{before})
+signal.signal(signal.SIGINT, signal.{handler})
 with ended_by_ctrl_c():
     os.kill(os.getpid(), signal.SIGINT)
-assert signal.getsignal(signal.SIGINT) == signal.{before}
+assert signal.getsignal(signal.SIGINT) == signal.{handler}
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, timeout=60

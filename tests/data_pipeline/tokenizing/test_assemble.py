@@ -77,8 +77,8 @@ def test_joining_continues_where_it_was_interrupted(
             finish(out, report=end)
         assert not (out / "manifest.json").exists()
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*.bin")}
-    _, made = workshop.tokenize(out, **SMALL)
-    assert made == 0  # the units are kept until the manifest is there
+    _, unit_count = workshop.tokenize(out, **SMALL)
+    assert unit_count == 0  # the units are kept until the manifest is there
     assert contents(out) == contents(whole)
     assert finished and {path: path.stat().st_mtime_ns for path in finished} == finished
 
@@ -100,8 +100,8 @@ def test_damaged_ids_of_a_unit_do_not_become_a_shard(
         with pytest.raises(DataError, match=r"small_00002\.ids is damaged: .* checksum"):
             finish(copy)
     path.unlink()
-    _, made = workshop.tokenize(out, **SMALL)
-    assert made == 1
+    _, unit_count = workshop.tokenize(out, **SMALL)
+    assert unit_count == 1
     assert contents(out) == contents(whole)
 
 
@@ -153,7 +153,7 @@ def test_a_flipped_bit_in_a_units_record_or_rejects_is_found(
     (root / "0.jsonl").write_text('{"text": "fine"}\n' * 100)
     (root / "1.jsonl").write_text('{"text": "fine"}\n' * 200 + "{bad\n")
     out = tmp_path / "out"
-    made, _ = workshop.tokenize(tmp_path / "whole", root)
+    manifest, _ = workshop.tokenize(tmp_path / "whole", root)
     workshop.make_tasks(out, 2, 0, inputs=[root])
     record = out / "units" / "small_00000.json"
     record.write_bytes(record.read_bytes().replace(b'"documents": ', b'"documents": 1', 1))
@@ -161,10 +161,10 @@ def test_a_flipped_bit_in_a_units_record_or_rejects_is_found(
         workshop.tokenize(out, root)
     record.unlink()
     workshop.make_tasks(out, 2, 1, inputs=[root])
-    for place in ("units/small_00001.rejects.jsonl", "rejects.jsonl"):
-        rejects = out / place
+    for relative_path in ("units/small_00001.rejects.jsonl", "rejects.jsonl"):
+        rejects = out / relative_path
         rejects.write_bytes(rejects.read_bytes().replace(b"bad_json", b"bad_jsom"))
-        if place == "rejects.jsonl":  # a finished directory is not mended
+        if relative_path == "rejects.jsonl":  # a finished directory is not mended
             assert f"{rejects} is not as the manifest says" in run("verify", out).sentence()
             message = r"rejects\.jsonl is not as the manifest says; .*verify"
             with pytest.raises(DataError, match=message):
@@ -172,7 +172,7 @@ def test_a_flipped_bit_in_a_units_record_or_rejects_is_found(
             shutil.rmtree(out)
         workshop.tokenize(out, root)
         assert contents(out) == contents(tmp_path / "whole")
-    assert made.rejects == {"bad_json": 1}
+    assert manifest.rejects == {"bad_json": 1}
 
 
 def test_what_a_run_leaves_that_ends_after_its_manifest_is_removed(

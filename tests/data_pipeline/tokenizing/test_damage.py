@@ -35,10 +35,10 @@ def read(path: Path) -> tuple[set[int], list[Reject]]:
     (file,) = find_inputs([path]).files
     reader = RecordReader(file, RecordKeys())
     records = list(reader)
-    found = [int(record.text.split()[0]) for record in records if isinstance(record, Document)]
-    assert len(found) == len(set(found))
+    numbers = [int(record.text.split()[0]) for record in records if isinstance(record, Document)]
+    assert len(numbers) == len(set(numbers))
     assert reader.sha256() == hashlib.sha256(path.read_bytes()).hexdigest()
-    return set(found), [record for record in records if isinstance(record, Reject)]
+    return set(numbers), [record for record in records if isinstance(record, Reject)]
 
 
 @functools.cache
@@ -60,10 +60,10 @@ def test_reading_continues_at_the_next_frame(tmp_path: Path, damage: str, checks
         "garbage between": b"?" * 1000 + parts[1],
     }[damage]
     path.write_bytes(b"".join(parts))
-    found, rejects = read(path)
+    numbers, rejects = read(path)
     whole = set(range(COUNT)) | set(range(2 * COUNT, 4 * COUNT))
-    assert whole <= found <= set(range(4 * COUNT))
-    assert (found == set(range(4 * COUNT))) is (damage == "garbage between")
+    assert whole <= numbers <= set(range(4 * COUNT))
+    assert (numbers == set(range(4 * COUNT))) is (damage == "garbage between")
     reasons = {reject.reason for reject in rejects}
     assert reasons <= {"damaged", "bad_json", "invalid_utf8", "nul_byte"}
     lost = [reject for reject in rejects if reject.lost]
@@ -78,9 +78,9 @@ def test_frames_need_not_end_at_lines(tmp_path: Path) -> None:
     path.write_bytes(b"".join(parts))
     assert read(path) == (set(range(4 * COUNT)), [])
     path.write_bytes(parts[0] + parts[1][: len(parts[1]) // 2] + parts[2])
-    found, rejects = read(path)
+    numbers, rejects = read(path)
     assert [reject.reason for reject in rejects] == ["damaged"]  # half a line is no line of its own
-    assert set(range(text[: cut[2]].count(b"\n") + 1, 4 * COUNT)) <= found
+    assert set(range(text[: cut[2]].count(b"\n") + 1, 4 * COUNT)) <= numbers
 
 
 def test_a_window_of_two_gigabytes(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_members_one_after_the_other(tmp_path: Path, ending: str) -> None:
     )
     assert read(path) == (set(range(COUNT + 5)), [])
     path.write_bytes(pack(lines(0, COUNT))[:-500])
-    found, (reject,) = read(path)
-    assert reject.reason == "truncated" and found < set(range(COUNT))
+    numbers, (reject,) = read(path)
+    assert reject.reason == "truncated" and numbers < set(range(COUNT))
     path.write_bytes(b"not compressed at all")
     assert [reject.reason for reject in read(path)[1]] == ["damaged"]
 
@@ -196,8 +196,8 @@ def test_too_many_bad_lines_stop_the_run_and_name_the_files(
     with pytest.raises(DataError, match=message):
         finish(out)
     assert not (out / "manifest.json").exists()
-    _, made = workshop.tokenize(out, root, limits=Limits(max_reject_rate=0.02))
-    assert made == 0  # the units that were made are not made again
+    _, unit_count = workshop.tokenize(out, root, limits=Limits(max_reject_rate=0.02))
+    assert unit_count == 0  # the units that were made are not made again
 
 
 def test_a_wrong_key_stops_the_run_before_its_end(workshop: Workshop, tmp_path: Path) -> None:

@@ -67,11 +67,11 @@ def test_inputs_are_read_once(tmp_path: Path) -> None:
     path.write_bytes(b'{"text": "x"}\n' * 200_000)
     (file,) = find_inputs([path]).files
     reader = RecordReader(file, RecordKeys())
-    before = _read_bytes()
+    bytes_at_start = _read_bytes()
     count = sum(1 for _ in reader)
     digest = reader.sha256()
     assert count == 200_000 and len(digest) == 64
-    assert _read_bytes() - before < 1.1 * file.size
+    assert _read_bytes() - bytes_at_start < 1.1 * file.size
 
 
 def _read_bytes() -> int:

@@ -61,15 +61,15 @@ def test_counted_by_reason_named_by_line_and_the_rest_intact(
     assert first.code == 3
     assert "damaged input d.jsonl.zst: truncated: the file is cut short" in first.err
     assert "2 empty" not in first.out and "1 truncated" in first.out, first.err
-    found = [json.loads(entry) for entry in (out / "rejects.jsonl").read_bytes().splitlines()]
-    assert [(r["file"], r["line"], r["reason"]) for r in found[:-1]] == expected_rejects()
-    assert (found[-1]["file"], found[-1]["reason"]) == ("d.jsonl.zst", "truncated")
-    assert set(found[0]) == {"file", "line", "reason", "detail", "kept"}
+    rejects = [json.loads(entry) for entry in (out / "rejects.jsonl").read_bytes().splitlines()]
+    assert [(r["file"], r["line"], r["reason"]) for r in rejects[:-1]] == expected_rejects()
+    assert (rejects[-1]["file"], rejects[-1]["reason"]) == ("d.jsonl.zst", "truncated")
+    assert set(rejects[0]) == {"file", "line", "reason", "detail", "kept"}
     manifest = read_manifest(out)
     reasons = [reason for _, _, reason in expected_rejects()] + ["truncated"]
     assert manifest.rejects == {reason: reasons.count(reason) for reason in sorted(set(reasons))}
     texts = texts_of(manifest)["train", "default"]
-    assert texts[:40] == GOOD and len(texts) == 40 + found[-1]["line"] - 1 > 1000
+    assert texts[:40] == GOOD and len(texts) == 40 + rejects[-1]["line"] - 1 > 1000
     assert find_problems(manifest) == []
     # The same bytes by another number of workers.
     again = run(*workshop.command(tmp_path / "b", "--allow-damaged", *more, corpus=hostile))

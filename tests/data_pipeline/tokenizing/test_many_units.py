@@ -40,7 +40,7 @@ def write_files(workshop: Workshop, directory: Path, count: int) -> Path:
     documents = all_documents(workshop.corpus)
     directory.mkdir()
     for number in range(count):
-        chosen = [documents[(14 * number + place) % len(documents)] for place in range(14)]
+        chosen = [documents[(14 * number + offset) % len(documents)] for offset in range(14)]
         records = [
             {"text": document.text[:200], "meta": {"redpajama_set_name": document.source}}
             for document in chosen

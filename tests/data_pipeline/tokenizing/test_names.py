@@ -31,8 +31,8 @@ def write(path: Path, sources: list[str]) -> Path:
 def test_no_two_names_share_a_file(workshop: Workshop, tmp_path: Path) -> None:
     path = write(tmp_path / "in.jsonl", NAMES)
     manifest, _ = workshop.tokenize(tmp_path / "out", path, validation_fraction=0)
-    found = {source: texts[0] for (_, source), texts in texts_of(manifest).items()}
-    assert found == {name: f"of {name}" for name in NAMES}
+    text_by_source = {source: texts[0] for (_, source), texts in texts_of(manifest).items()}
+    assert text_by_source == {name: f"of {name}" for name in NAMES}
     assert max(len(path.name) for path in (tmp_path / "out").iterdir()) < 100
     assert find_problems(manifest) == []
     # Names that need no hash have none, and no name can look as if it had one.
@@ -54,7 +54,7 @@ def test_names_that_differ_in_capitals_only_have_files_that_differ_in_more(
 @pytest.mark.distributed
 def test_many_sources_keep_no_descriptors(workshop: Workshop, tmp_path: Path) -> None:
     path = write(tmp_path / "in.jsonl", [f"site {number}" for number in range(SOURCES)])
-    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    descriptor_count = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
     manifest, _ = workshop.tokenize(tmp_path / "out", path, validation_fraction=0)
     assert len(manifest.shards) == SOURCES == len(set(manifest.sources("train")))
     weights = dict.fromkeys(manifest.sources("train"), 1)
@@ -62,7 +62,7 @@ def test_many_sources_keep_no_descriptors(workshop: Workshop, tmp_path: Path) ->
         samples = make_blend(members).training_samples(4, 1, tmp_path / "cache")
         samples.prepare(0)
         samples.blocks(np.arange(SOURCES))  # shards of every part are read
-    assert not before or len(os.listdir("/proc/self/fd")) <= before + 5
+    assert not descriptor_count or len(os.listdir("/proc/self/fd")) <= descriptor_count + 5
 
 
 def test_a_name_of_a_source_that_there_is_not_is_said(workshop: Workshop, tmp_path: Path) -> None:

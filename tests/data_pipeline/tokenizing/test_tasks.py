@@ -77,13 +77,15 @@ def test_a_test_split_moves_no_document_between_the_others(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     manifest, _ = workshop.tokenize(tmp_path / "out", test_fraction=0.1)
-    before = texts_of(read_manifest(workshop.shards))
+    default_texts = texts_of(read_manifest(workshop.shards))
     after = texts_of(manifest)
     for source in manifest.sources("train"):
-        assert after["validation", source] == before["validation", source]
+        assert after["validation", source] == default_texts["validation", source]
         aside = set(after["test", source])
-        assert after["train", source] == [t for t in before["train", source] if t not in aside]
-        assert 0.03 < len(aside) / len(before["train", source]) < 0.2
+        assert after["train", source] == [
+            t for t in default_texts["train", source] if t not in aside
+        ]
+        assert 0.03 < len(aside) / len(default_texts["train", source]) < 0.2
     assert manifest.tokens("test") > 0
     whole, _ = workshop.tokenize(tmp_path / "test", validation_fraction=0, test_fraction=1)
     assert {shard.split for shard in whole.shards} == {"test"}

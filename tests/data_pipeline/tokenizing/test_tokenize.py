@@ -22,25 +22,25 @@ from tests.data_pipeline.helpers import Workshop, all_documents, contents, write
 def texts_of(manifest: Manifest) -> dict[tuple[str, str], list[str]]:
     """Documents by split and source, as megatron-core reads and the tokenizer decodes them."""
     processor = load_tokenizer(manifest.directory / "tokenizer.model")
-    found: dict[tuple[str, str], list[str]] = {}
+    texts: dict[tuple[str, str], list[str]] = {}
     for shard in manifest.shards:
         dataset = IndexedDataset(str(manifest.prefix(shard)))
         assert len(dataset) == shard.documents
         for number in range(len(dataset)):
             ids = dataset[number].tolist()
             assert ids[-1] == manifest.tokenizer.eod_id
-            found.setdefault((shard.split, shard.source), []).append(processor.decode(ids[:-1]))
-    return found
+            texts.setdefault((shard.split, shard.source), []).append(processor.decode(ids[:-1]))
+    return texts
 
 
 def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
     manifest = read_manifest(workshop.shards)
-    found = texts_of(manifest)
+    shard_texts = texts_of(manifest)
     expected = all_documents(workshop.corpus)
     for source in ("PydocTopics", "StdlibDocstrings", "StdlibComments"):
         texts = [d.text.replace("\u2581", " ") for d in expected if d.source == source]
-        train = found["train", source]
-        validation = found["validation", source]
+        train = shard_texts["train", source]
+        validation = shard_texts["validation", source]
         held_out = set(validation)
         # Order is kept within a split, nothing is lost, nothing is on both sides.
         assert train == [text for text in texts if text not in held_out]
@@ -60,12 +60,12 @@ def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
 @pytest.mark.distributed
 def test_a_rerun_writes_nothing_and_names_a_lost_shard(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    first, made = workshop.tokenize(out)
-    assert made == 8
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    again, made = workshop.tokenize(out, workers=2)
-    assert made == 0 and again == first
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    first, unit_count = workshop.tokenize(out)
+    assert unit_count == 8
+    first_times = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    again, unit_count = workshop.tokenize(out, workers=2)
+    assert unit_count == 0 and again == first
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == first_times
     lost = out / f"{first.shards_of('validation')[0].name}.bin"
     lost.unlink()
     with pytest.raises(DataError, match=f"^{re.escape(str(lost))} is missing; .*verify"):
@@ -87,11 +87,11 @@ def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
     out = tmp_path / "out"
     base: dict[str, Any] = {"files": slice(0, 2)}
     workshop.tokenize(out, **base)
-    before = contents(out)
+    first_contents = contents(out)
     for changed, expected in [*CHANGED, ({"model": other_model}, "another tokenizer")]:
         with pytest.raises(DataError, match=expected):
             workshop.tokenize(out, **base | changed)
-    assert contents(out) == before
+    assert contents(out) == first_contents
 
 
 def test_an_input_that_changed_without_changing_size_is_named(

@@ -42,8 +42,8 @@ def falsify(directory: Path, at: int = 0) -> Manifest:
 
 def test_a_text_that_is_not_the_sources_is_found_and_named(shards: Path) -> None:
     manifest = falsify(shards)
-    found = [problem for problem in find_problems(manifest) if "same ids" not in problem]
-    assert found == []  # every hash and count is right
+    file_problems = [problem for problem in find_problems(manifest) if "same ids" not in problem]
+    assert file_problems == []  # every hash and count is right
     problems, _ = compare_with_source(manifest)
     assert len(problems) == 1
     assert problems[0].startswith(

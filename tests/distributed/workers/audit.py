@@ -42,14 +42,14 @@ def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
 def _engine(config: Config) -> dict[str, Any]:
     """Return an engine's audit before and after a few steps, losses, and values to compare with."""
     with open_run(config) as run:
-        before = audit_rank(run.engine)
+        initial = audit_rank(run.engine)
         bank = _bank(run.engine.module)
         losses = [
             train_step(run, _position(config, step), StopSignals())[0].loss
             for step in range(config.total_steps)
         ]
         facts = {
-            "before": before,
+            "before": initial,
             "after": audit_rank(run.engine),
             "bank_unchanged": _bank(run.engine.module) == bank,
             "banks": len(bank),

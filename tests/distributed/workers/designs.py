@@ -83,7 +83,7 @@ def gradients(payload: dict[str, Any]) -> list[dict[str, float]]:
 def _gradients(context: ParallelContext, overrides: list[str]) -> dict[str, float]:
     config = load_config("demo", overrides)
     model = build_model(config, context)
-    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in trained.values():
@@ -91,8 +91,8 @@ def _gradients(context: ParallelContext, overrides: list[str]) -> dict[str, floa
     loss = token_losses(model, some_tokens(config)).mean()
     sum(take_auxiliary_losses(model).values(), loss).backward()
     return {
-        name: 0.0 if one.grad is None else one.grad.square().mean().sqrt().item()
-        for name, one in trained.items()
+        name: 0.0 if weight.grad is None else weight.grad.square().mean().sqrt().item()
+        for name, weight in trained.items()
     }
 
 

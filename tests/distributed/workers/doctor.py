@@ -28,9 +28,9 @@ def on_nodes(payload: dict[str, Any]) -> NoReturn:
     from pretrain.__main__ import main
 
     rank = int(os.environ["RANK"])
-    own = payload["ranks"][rank]
-    os.environ |= {**payload["environment"], "SLURMD_NODENAME": own["node"], "LOCAL_RANK": "0"}
-    os.chdir(own["directory"])
+    settings = payload["ranks"][rank]
+    os.environ |= {**payload["environment"], "SLURMD_NODENAME": settings["node"], "LOCAL_RANK": "0"}
+    os.chdir(settings["directory"])
     directory = Path(payload["directory"])
     output = os.open(directory / f"output_{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
@@ -43,7 +43,7 @@ def on_nodes(payload: dict[str, Any]) -> NoReturn:
 
     os._exit = note_and_end  # type: ignore[assignment]  # with which the command ends
     report = ["--report", str(directory / "report.json")]
-    sys.argv = ["pretrain", "doctor", "demo", *own["arguments"], *report]
+    sys.argv = ["pretrain", "doctor", "demo", *settings["arguments"], *report]
     main()
     raise AssertionError("the command came back")
 

@@ -27,14 +27,14 @@ def export_all(payload: dict[str, Any]) -> dict[str, Any]:
     """On one rank: train its runs, then {name: export.json, or the refusal} of every export."""
     states = train_all(payload)
     out = Path(payload["out"])
-    found: dict[str, Any] = {"states": states}
+    reports: dict[str, Any] = {"states": states}
     with one_process() as context:
         for name, (run, options) in payload["exports"].items():
-            found[name] = _export(Path(run), out / name, context, options)
-        found["bits"] = _equal_bits(Path(payload["bf16"]), out, context)
-        found["swapped"] = _swapped_heads(Path(payload["run"]), out, context)
-        found["spoilt"] = _spoilt(Path(payload["run"]), out, context)
-    return found
+            reports[name] = _export(Path(run), out / name, context, options)
+        reports["bits"] = _equal_bits(Path(payload["bf16"]), out, context)
+        reports["swapped"] = _swapped_heads(Path(payload["run"]), out, context)
+        reports["spoilt"] = _spoilt(Path(payload["run"]), out, context)
+    return reports
 
 
 def harness_scores(payload: dict[str, Any]) -> list[tuple[float, float]]:
@@ -52,12 +52,12 @@ def harness_scores(payload: dict[str, Any]) -> list[tuple[float, float]]:
     with one_process() as context, torch.no_grad():
         run = open_trained_run(Path(payload["run"]))
         model = load_model(run, context).float()
-        for before, after in texts:
-            ids = torch.tensor(encode(before + after)["input_ids"])
+        for prompt, after in texts:
+            ids = torch.tensor(encode(prompt + after)["input_ids"])
             positions = torch.arange(len(ids) - 1)[None]
             logits = model(ids[None, :-1], positions, None)[0, :, : run.config.model.vocab_size]
             likelihoods = torch.log_softmax(logits.double(), -1).gather(1, ids[1:, None])
-            ours.append(float(likelihoods[len(encode(before)["input_ids"]) - 1 :].sum()))
+            ours.append(float(likelihoods[len(encode(prompt)["input_ids"]) - 1 :].sum()))
     return list(zip(theirs, ours, strict=True))
 
 
@@ -92,19 +92,19 @@ def _swapped_heads(run: Path, out: Path, context: ParallelContext) -> float:
 
     opened = open_trained_run(run)
     tokens = held_out_tokens(opened)
-    own = own_logits(load_model(opened, context), tokens, opened.config.model.vocab_size)
+    logits = own_logits(load_model(opened, context), tokens, opened.config.model.vocab_size)
     shutil.copytree(out / run.name, out / "swapped")
     file = out / "swapped/model.safetensors"
     weights = load_file(file)
     rows = weights["model.layers.1.self_attn.q_proj.weight"]
     weights["model.layers.1.self_attn.q_proj.weight"] = rows.view(4, 8, 32).flip(0).reshape(32, 32)
     save_file(weights, file, metadata={"format": "pt"})
-    return compare_logits(out / "swapped", tokens, own, custom=False).difference
+    return compare_logits(out / "swapped", tokens, logits, custom=False).difference
 
 
 def _spoilt(run: Path, out: Path, context: ParallelContext) -> dict[str, Any]:
     """Return export's refusals of copies of a run with another bank or base of the rotation."""
-    found = {}
+    refusals = {}
     changes = {
         "bank": ("  seed: 1234\n  gaussian_std:", "  seed: 1235\n  gaussian_std:"),
         "config": ("rotary_base: 10000", "rotary_base: 20000"),
@@ -115,5 +115,5 @@ def _spoilt(run: Path, out: Path, context: ParallelContext) -> dict[str, Any]:
         text = (spoilt / "config.yaml").read_text()
         assert change[0] in text
         (spoilt / "config.yaml").write_text(text.replace(*change))
-        found[name] = _export(spoilt, out / f"of-{name}", context, {})
-    return found
+        refusals[name] = _export(spoilt, out / f"of-{name}", context, {})
+    return refusals

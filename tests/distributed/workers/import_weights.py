@@ -30,19 +30,19 @@ PADDED = 612
 def import_all(payload: dict[str, Any]) -> dict[str, Any]:
     """On one rank: a run exported and imported; models that transformers made."""
     root = Path(payload["root"])
-    found: dict[str, Any] = {"source": train(load_config("demo", payload["source"]), StopSignals())}
+    facts: dict[str, Any] = {"source": train(load_config("demo", payload["source"]), StopSignals())}
     with one_process() as context:
         export_run(root / "source", root / "export", context)
         config = import_model(root / "export", root / "imported", "demo", payload["overrides"])
-        found["bank"] = bank_digests(build_model(config, context), context)
+        facts["bank"] = bank_digests(build_model(config, context), context)
         for name in STOCK:
             stock(name, root / name)
             import_model(root / name, root / f"{name}-imported", "demo", payload["overrides"])
             for variant in ("pretrained", "vanilla"):
-                found[f"{name} {variant}"] = _difference(root, name, variant, context)
+                facts[f"{name} {variant}"] = _difference(root, name, variant, context)
         import_model(root / "starcoder2", root / "other", "demo", payload["overrides"])
-        found["padded"] = _padded(root, payload, context)
-    return found
+        facts["padded"] = _padded(root, payload, context)
+    return facts
 
 
 def train_all(payload: dict[str, Any]) -> list[str]:
@@ -87,12 +87,12 @@ def _difference(root: Path, name: str, variant: str, context: ParallelContext) -
         str(root / f"{name}-imported/config.yaml"), [f"attention.variant={variant}"]
     )
     tokens = torch.arange(96).view(2, 48) * 5
-    own = own_logits(build_model(config, context).eval(), tokens, config.model.vocab_size)
+    ours = own_logits(build_model(config, context).eval(), tokens, config.model.vocab_size)
     theirs = AutoModelForCausalLM.from_pretrained(root / name).eval()
     with torch.no_grad():
         logits = theirs(tokens).logits
-    assert own.shape == logits.shape and float(logits.std()) > 0.3
-    return float((own - logits).abs().max())
+    assert ours.shape == logits.shape and float(logits.std()) > 0.3
+    return float((ours - logits).abs().max())
 
 
 def _padded(root: Path, payload: dict[str, Any], context: ParallelContext) -> dict[str, Any]:

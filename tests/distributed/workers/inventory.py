@@ -42,10 +42,10 @@ def _compare(config: Config, phase: int) -> dict[str, list[dict[str, Any]]]:
     model = build_model(config, context, phase)
     assert model.inventory == tensors(config.shape, config.policy, phase)
     engine, _, _ = wrap_model(model, resolve(config, context.world_size), context)
-    own = _live(model, engine.optimizer)
+    rank_tensors = _live(model, engine.optimizer)
     release_engine(engine)
     live: list[Any] = [None] * context.world_size
-    dist.all_gather_object(live, own)
+    dist.all_gather_object(live, rank_tensors)
     shutdown_distributed(context)
     listed = [
         {

@@ -66,9 +66,9 @@ def against_torch(payload: dict[str, Any]) -> dict[str, Any]:
 def _everything(engine: Any) -> list[torch.Tensor]:
     """Copies of all weights, states and counts."""
     slices = slices_of_rank(engine)
-    found = [own.values(kind) for own in slices for kind in own.kinds]
-    found += [own.step for own in slices if own.step is not None]
-    return [tensor.detach().clone() for tensor in found]
+    tensors = [weight_slice.values(kind) for weight_slice in slices for kind in weight_slice.kinds]
+    tensors += [weight_slice.step for weight_slice in slices if weight_slice.step is not None]
+    return [tensor.detach().clone() for tensor in tensors]
 
 
 def _leaf(tensor: torch.Tensor) -> torch.nn.Parameter:

@@ -34,7 +34,7 @@ def _curves(config: Config) -> dict[str, list[float]]:
 
 
 def _reference(config: Config) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
+    curves: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
     with open_run(config) as run:  # for its data
         plain = config.attention.model_copy(
             update={"variant": "orthogonal_trainable", "penalty": None}
@@ -46,9 +46,9 @@ def _reference(config: Config) -> dict[str, list[float]]:
             loss = token_losses(model, batch).mean()
             penalty = _penalty(model, config)
             norm, _ = plain_step(model, optimizer, terms=(loss, penalty), config=config, step=step)
-            for tag, value in zip(found, (loss.item(), penalty.item(), norm), strict=True):
-                found[tag].append(value)
-    return found
+            for tag, value in zip(curves, (loss.item(), penalty.item(), norm), strict=True):
+                curves[tag].append(value)
+    return curves
 
 
 def _penalty(model: torch.nn.Module, config: Config) -> torch.Tensor:

@@ -46,19 +46,19 @@ def _compare(
 ) -> dict[str, Any]:
     torch._dynamo.reset()
     counters.clear()
-    found = {
+    passes = {
         name: _pass(
             context,
-            load_config("demo", [*overrides, *own]),
+            load_config("demo", [*overrides, *changes]),
         )
-        for name, own in ways.items()
+        for name, changes in ways.items()
     }
-    (one, facts), (other, other_facts) = found["one"], found["other"]
-    assert one.keys() == other.keys()
+    (tensors, facts), (other, other_facts) = passes["one"], passes["other"]
+    assert tensors.keys() == other.keys()
     differences = {
-        name: ((one[name] - other[name]).abs().max() / one[name].abs().max()).item()
-        for name in one
-        if one[name].numel()  # adapters of a rank without frozen heads
+        name: ((tensors[name] - other[name]).abs().max() / tensors[name].abs().max()).item()
+        for name in tensors
+        if tensors[name].numel()  # adapters of a rank without frozen heads
     }
     worst = torch.tensor([differences.pop("loss"), max(differences.values())])
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
@@ -130,7 +130,7 @@ def engine_losses(payload: dict[str, Any]) -> list[list[float]]:
     """Losses and gradient norms of a few steps of the program's engine, config by config."""
     size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
     with parallel(size) as context:
-        return [_engine_losses(context, load_config("demo", own)) for own in payload["runs"]]
+        return [_engine_losses(context, load_config("demo", run)) for run in payload["runs"]]
 
 
 def _engine_losses(context: ParallelContext, config: Config) -> list[float]:

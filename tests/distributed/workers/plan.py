@@ -37,10 +37,10 @@ def audits(payload: dict[str, Any]) -> list[list[dict[str, Any]]]:
 def _audit(config: Config) -> list[dict[str, Any]]:
     context, model = _model(config)
     engine, _, _ = wrap_model(model, resolve(config, context.world_size), context)
-    own = audit_rank(engine) | {"tensor_parallel_rank": context.tensor_parallel_rank}
+    audit = audit_rank(engine) | {"tensor_parallel_rank": context.tensor_parallel_rank}
     release_engine(engine)
     del engine, model
-    return _of_all_ranks(own, context)
+    return _of_all_ranks(audit, context)
 
 
 def kept_for_backward(payload: dict[str, Any]) -> list[list[int]]:
@@ -51,13 +51,13 @@ def kept_for_backward(payload: dict[str, Any]) -> list[list[int]]:
 def _kept(config: Config) -> list[int]:
     """Storages that saved-tensor hooks see, each once, without weights and frozen bank."""
     context, model = _model(config)
-    own = {
+    weight_storages = {
         tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())
     }
     kept: dict[int, torch.Tensor] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
+        if tensor.untyped_storage().data_ptr() not in weight_storages:
             kept[tensor.untyped_storage().data_ptr()] = (
                 tensor  # held, so that no other gets its address
             )
@@ -81,10 +81,10 @@ def _peak(config: Config) -> list[int]:
     context, model = _model(config)
     _loss(model, config).backward()
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as found:
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         _loss(model, config).backward()
     held = most = 0
-    for event in found.profiler.kineto_results.events():
+    for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             most = max(most, held)
@@ -109,8 +109,8 @@ def _loss(model: torch.nn.Module, config: Config) -> torch.Tensor:
     return sum(take_auxiliary_losses(model).values(), losses.sum())
 
 
-def _of_all_ranks(own: Any, context: ParallelContext) -> list[Any]:
+def _of_all_ranks(value: Any, context: ParallelContext) -> list[Any]:
     ranks: list[Any] = [None] * context.world_size
-    dist.all_gather_object(ranks, own)
+    dist.all_gather_object(ranks, value)
     shutdown_distributed(context)
     return ranks

@@ -31,10 +31,10 @@ def continue_all(payload: dict[str, Any]) -> dict[str, Any]:
 def _continuations(path: Path, step: int, context: Any) -> list[tuple[str, int, bool, bool]]:
     run = open_trained_run(path, step)
     model = load_model(run, context)
-    own = load_config(str(path / "config.yaml"))  # `run.config` is one without prompts
-    prompts = read_prompts(own.telemetry, own.data.sequence_length, run.blend)
+    config = load_config(str(path / "config.yaml"))  # `run.config` is one without prompts
+    prompts = read_prompts(config.telemetry, config.data.sequence_length, run.blend)
     assert prompts is not None
-    found = []
+    continuations = []
     for number, prompt in enumerate(prompts.ids):
         ids = list(prompt)
         ended = False
@@ -50,5 +50,5 @@ def _continuations(path: Path, step: int, context: Any) -> list[tuple[str, int, 
             if sure and not ended:
                 ids.append(chosen)
         added = ids[len(prompt) :]
-        found.append((prompts.added(number, added), len(added), ended, sure))
-    return found
+        continuations.append((prompts.added(number, added), len(added), ended, sure))
+    return continuations

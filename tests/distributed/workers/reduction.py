@@ -71,11 +71,11 @@ class _Watch:
             if weight.requires_grad
         ]
 
-    def _all_reduce(self, tensor: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        if named.get("async_op") and tensor.numel() > 8:
+    def _all_reduce(self, tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+        if keywords.get("async_op") and tensor.numel() > 8:
             self.collectives += 1
             self.elements += tensor.numel()
-        return self._real(tensor, *arguments, **named)
+        return self._real(tensor, *arguments, **keywords)
 
     def _gradient(self, _: torch.Tensor) -> None:
         self.before_last_gradient = self.collectives

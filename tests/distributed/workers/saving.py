@@ -66,15 +66,15 @@ def refused_and_again(payload: dict[str, Any]) -> dict[str, Any]:
         start.
     """
     config = load_config("demo", payload["overrides"])
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if dist.get_rank() == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (payload["bytes"], before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (payload["bytes"], old_limits[1]))
     told: list[Any] = [None] * dist.get_world_size()
     try:
         answer = train(config, StopSignals())
     except UserError as error:
         answer = str(error)
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, old_limits)
     dist.all_gather_object(told, answer)
     left = sorted(path.name for path in (config.run_path / "checkpoints").iterdir())
     dist.barrier()
@@ -102,9 +102,9 @@ def many_saves(payload: dict[str, Any]) -> list[tuple[int, int]]:
     return signals.samples
 
 
-def _when_opened(place: str, action: Callable[[], None]) -> None:
+def _when_opened(path_part: str, action: Callable[[], None]) -> None:
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and place in str(arguments[0]):
+        if event == "open" and path_part in str(arguments[0]):
             action()
 
     sys.addaudithook(hook)

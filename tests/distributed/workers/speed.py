@@ -82,10 +82,10 @@ def _take_weights(plain: PlainGPT, model: GPTModel) -> None:
 
 def _fill(matrices: Matrices, rows: torch.Tensor) -> None:
     """Give the weights their rows of `[rows of all, columns]`."""
-    for weight, own in zip(
+    for weight, weight_rows in zip(
         matrices.weights, rows.split([*map(len, matrices.weights)]), strict=True
     ):
-        weight.copy_(own)
+        weight.copy_(weight_rows)
 
 
 def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
@@ -109,11 +109,11 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
         worst = norm_error = 0.0
         for step in range(6):
             scale = 10.0 ** (step - 3)  # some norms are below the limit, some above
-            for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            for our_weight, other in zip(ours.parameters(), theirs.parameters(), strict=True):
                 # Descending, so that sums of squares in fp32 lose what comes last.
-                values = torch.randn(one.numel()).square().sort(descending=True).values
-                one.grad = scale * values.view_as(one)
-                other.grad = one.grad.clone()
+                values = torch.randn(our_weight.numel()).square().sort(descending=True).values
+                our_weight.grad = scale * values.view_as(our_weight)
+                other.grad = our_weight.grad.clone()
             norm = torch.cat([p.grad.double().flatten() for p in theirs.parameters()]).norm()  # type: ignore[union-attr]
             torch.nn.utils.clip_grads_with_norm_(
                 theirs.parameters(), section.gradient_clip or float("inf"), norm
@@ -123,30 +123,30 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
             # A later hook finds this step's norm.
             norm_error = max(norm_error, abs(seen[-1] / float(norm) - 1))
             pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
-            worst = max(worst, *(float((one - other).abs().max()) for one, other in pairs))
+            worst = max(worst, *(float((weight - other).abs().max()) for weight, other in pairs))
         weights = [parameter.clone() for parameter in ours.parameters()]
         next(ours.parameters()).grad[0, 0] = torch.nan  # type: ignore[index]
         optimizer.step()
         pairs = zip(weights, ours.parameters(), strict=True)
-        moved = max(float((one - other).abs().max()) for one, other in pairs)
+        moved = max(float((weight - other).abs().max()) for weight, other in pairs)
         steps = max(float(state["step"]) for state in optimizer.state.values())
     return {"worst": worst, "norm": norm_error, "moved by nan": moved, "steps": steps}
 
 
 def clipped_moments(payload: dict[str, Any]) -> dict[str, list[float]]:
     """{engine: the reported norm, the gradient's norm in AdamW's first moments after one step}"""
-    found = {}
+    norms = {}
     for name, overrides in payload["runs"].items():
         with open_run(load_config("demo", overrides)) as run:
             result, _ = train_step(run, Position(), StopSignals())
             optimizer = run.engine.basic_optimizer
             moments = [state["exp_avg"] for state in optimizer.state.values()]
             norm = torch.stack([moment.norm() for moment in moments]).norm()
-            found[name] = [
+            norms[name] = [
                 result.gradient_norm,
                 norm.item() / (1 - optimizer.param_groups[0]["betas"][0]),
             ]
-    return found
+    return norms
 
 
 def environment(payload: dict[str, Any]) -> dict[str, Any]:

@@ -29,14 +29,14 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
     answers = {}
     for name, overrides in payload["runs"].items():
         with open_run(load_config("demo", overrides)) as run:
-            before = run.position
+            position = run.position
             states = [_state(run)]
-            made = []
+            updated = []
             norms = []
             spoil = _Spoil(run, steps=(2,), ranks=(1,))
             for _ in range(3):
-                result, _ = train_step(run, before, StopSignals())
-                before = before.after_step(
+                result, _ = train_step(run, position, StopSignals())
+                position = position.after_step(
                     8,
                     256,
                     loss=result.loss,
@@ -44,7 +44,7 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
                     updated=result.updated,
                 )
                 states.append(_state(run))
-                made.append(result.updated)
+                updated.append(result.updated)
                 norms.append(result.gradient_norm)
             spoil.end()
             padding = _spoil_padding(run.engine)
@@ -56,9 +56,9 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
             finite.append(weights_are_finite(run.engine, run.context.device))
         answers[name] = {
             "unchanged": [a == b for a, b in pairwise(states)],
-            "made": _on_all_ranks(made),
+            "made": _on_all_ranks(updated),
             "norms": norms,
-            "position": [before.step, before.consumed_samples, before.skipped_steps],
+            "position": [position.step, position.consumed_samples, position.skipped_steps],
             "weights_finite": _on_all_ranks(finite),
             "padding": padding,
         }
@@ -73,9 +73,9 @@ def _spoil_padding(engine: Any) -> int:
     padding = 0
     for weight in engine.module.parameters():
         if weight.requires_grad and hasattr(weight, "ds_tensor"):
-            each = weight.ds_tensor.numel()
-            weight.ds_tensor[max(0, weight.ds_numel - each * dist.get_rank()) :] = torch.nan
-            padding += each * dist.get_world_size() - weight.ds_numel
+            shard_size = weight.ds_tensor.numel()
+            weight.ds_tensor[max(0, weight.ds_numel - shard_size * dist.get_rank()) :] = torch.nan
+            padding += shard_size * dist.get_world_size() - weight.ds_numel
     return padding
 
 
@@ -143,9 +143,9 @@ def _train_with_spikes(overrides: list[str], spikes: dict[int, str]) -> str:
         def kind() -> str:
             return spikes.get(run.engine.global_steps + 1, "")
 
-        def gradient(own: torch.Tensor) -> torch.Tensor | None:
+        def gradient(grad: torch.Tensor) -> torch.Tensor | None:
             times = _GRADIENT_TIMES.get(kind())
-            return times * own if times and run.context.rank == 1 else None
+            return times * grad if times and run.context.rank == 1 else None
 
         def logits(
             module: torch.nn.Module, inputs: Any, output: torch.Tensor

@@ -28,9 +28,9 @@ def on_a_full_disk(payload: dict[str, Any]) -> None:
         with open_run(load_config("demo", payload["overrides"])) as run:
             told = run.watch.at
 
-            def at(place: str) -> None:
-                told(place)
-                if place == moments.get(payload["moment"]):
+            def at(stage: str) -> None:
+                told(stage)
+                if stage == moments.get(payload["moment"]):
                     leave = _larger_half(run) if payload["moment"] == "save" else 0
                     if run.context.is_first:
                         _fill(filler, leave)

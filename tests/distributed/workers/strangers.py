@@ -46,7 +46,7 @@ def watch() -> None:
             return [path] if isinstance(flags, int) and flags & _WRITING else []
         if event in ("os.remove", "os.rmdir") and arguments[-1] != -1:
             return []  # relative to a directory, of which shutil.rmtree has told
-        return [arguments[place] for place in _PLACES.get(event, ())]
+        return [arguments[index] for index in _PLACES.get(event, ())]
 
     def foreign(path: Any) -> bool:
         if not isinstance(path, (str, bytes, os.PathLike)):

@@ -36,17 +36,17 @@ def _tensors(model: torch.nn.Module, config: Config) -> dict[str, str]:
 
     Vanilla has it in one weight with Q and K, a synthesizer has it alone.
     """
-    found = {}
+    digests = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        place, _, last = name.rpartition(".")
-        if place.endswith("linear_qkv") and last == "weight":  # [q … q k v] of each group
+        module, _, last = name.rpartition(".")
+        if module.endswith("linear_qkv") and last == "weight":  # [q … q k v] of each group
             parts = tensor.unflatten(0, (config.num_query_groups, -1, config.head_dim))
-            found[f"{place}.query_key"] = digest(parts[:, :-1].contiguous())
-            found[f"{place}.value_weight"] = digest(parts[:, -1].flatten(0, 1).contiguous())
+            digests[f"{module}.query_key"] = digest(parts[:, :-1].contiguous())
+            digests[f"{module}.value_weight"] = digest(parts[:, -1].flatten(0, 1).contiguous())
         elif last == "query_key_weight":
-            found[f"{place}.query_key"] = digest(tensor)
-        elif place.endswith("linear_v"):
-            found[f"{place.removesuffix('linear_v')}linear_qkv.value_weight"] = digest(tensor)
+            digests[f"{module}.query_key"] = digest(tensor)
+        elif module.endswith("linear_v"):
+            digests[f"{module.removesuffix('linear_v')}linear_qkv.value_weight"] = digest(tensor)
         else:
-            found[name] = digest(tensor)
-    return found
+            digests[name] = digest(tensor)
+    return digests

@@ -108,13 +108,13 @@ def _weights(context: ParallelContext, variant: str, **axes: bool) -> dict[str, 
     """{weight: SHA-256 of the full float32 weight}, frozen score matrices by head."""
     model = synthesizer(context, variant, dtype=torch.float32, **axes)
     digests = {name: digest(weight) for name, weight in full_weights(model, context, HEADS)}
-    own = {}
+    rank_digests = {}
     for _, layer in frozen_layers(model):
         for name, heads, rows in layer.frozen_shards():
             for head, values in zip(heads, rows.split(len(rows) // len(heads)), strict=True):
-                own[f"frozen {name} head={head}"] = digest(values)
+                rank_digests[f"frozen {name} head={head}"] = digest(values)
     shards: list[dict[str, str]] = [{}] * context.world_size
-    dist.all_gather_object(shards, own)
+    dist.all_gather_object(shards, rank_digests)
     for shard in shards:
         digests |= shard
     return digests
@@ -192,11 +192,11 @@ def _documents(length: int) -> torch.Tensor:
 
     Sample b has documents of b + 2 positions.
     """
-    place = torch.arange(length)
+    index = torch.arange(length)
     masks = []
     for sample in range(BATCH):
-        document = place // (sample + 2)
-        masks.append((document[:, None] != document[None, :]) | (place[None, :] > place[:, None]))
+        document = index // (sample + 2)
+        masks.append((document[:, None] != document[None, :]) | (index[None, :] > index[:, None]))
     return torch.stack(masks).unsqueeze(1)
 
 

@@ -68,7 +68,7 @@ def held_out(payload: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 def _held_out(config: Config) -> dict[str, Any]:
     with open_run(config) as run:
-        found = held_out_losses(run.engine, run.data, config.data.micro_batch_size, run.context)
+        losses = held_out_losses(run.engine, run.data, config.data.micro_batch_size, run.context)
         training_again = run.engine.module.training
         run.engine.eval()
         with torch.no_grad():
@@ -78,7 +78,7 @@ def _held_out(config: Config) -> dict[str, Any]:
                 ]
                 for source, samples in run.data.validation.items()
             }
-    return {"found": found, "one_by_one": one_by_one, "training_again": training_again}
+    return {"found": losses, "one_by_one": one_by_one, "training_again": training_again}
 
 
 def _sample_loss(engine: Any, samples: ValidationSamples, number: int) -> float:

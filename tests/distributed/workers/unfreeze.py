@@ -65,7 +65,7 @@ def _curve(overrides: list[str]) -> dict[str, list[float]]:
 
 def _reference(config: Config) -> dict[str, list[float]]:
     """Models and optimizers of plain PyTorch, one after another; what is kept is copied by name."""
-    found: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
+    curves: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
     with open_run(config) as run:  # for its data
         model: torch.nn.Module | None = None
         states: dict[str, dict[str, Any]] = {}
@@ -86,10 +86,10 @@ def _reference(config: Config) -> dict[str, list[float]]:
                 step=step,
                 learning_rate_factor=phase.learning_rate_factor,
             )
-            for tag, value in zip(found, (loss.item(), norm, rate), strict=True):
-                found[tag].append(value)
+            for tag, value in zip(curves, (loss.item(), norm, rate), strict=True):
+                curves[tag].append(value)
             states = {name: optimizer.state[p] for name, p in model.named_parameters()}
-    return found
+    return curves
 
 
 def _next_model(
@@ -124,12 +124,12 @@ def _watch(config: Config) -> dict[str, Any]:
         position = run.position
         while position.step < config.total_steps:
             if run.phased.phase != config.phase_at(position.step + 1):
-                before = _all_state(run)
+                prior = _all_state(run)
                 gone = weakref.ref(run.engine), weakref.ref(run.engine.module)
                 shared = _shared_memory()
                 run.enter_phase_of(position.step + 1)
-                seen["changes"].append(_change(run, before) | {"step": position.step})
-                del before
+                seen["changes"].append(_change(run, prior) | {"step": position.step})
+                del prior
                 gc.collect()
                 seen["changes"][-1]["old engine is gone"] = all(ref() is None for ref in gone)
                 seen["changes"][-1]["shared memory grew"] = _shared_memory() - shared
@@ -154,11 +154,11 @@ def _all_state(run: Run) -> tuple[TrainingState, dict[str, torch.Tensor], int]:
     return TrainingState.of(run.engine), full, run.engine.micro_steps
 
 
-def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]) -> dict[str, Any]:
+def _change(run: Run, prior: tuple[TrainingState, dict[str, torch.Tensor], int]) -> dict[str, Any]:
     """Return what a change of phase kept and what is new; true on every rank."""
-    old, old_full, old_micro_steps = before
+    old, old_full, old_micro_steps = prior
     new, new_full, new_micro_steps = _all_state(run)
-    kept = [(before, new.slices[name]) for name, before in old.slices.items()]
+    kept = [(state, new.slices[name]) for name, state in old.slices.items()]
     moments = [values for _, after in kept for values in _moments(after)]
     rounded = [(after.values[MASTER], after.values[MASTER].bfloat16().float()) for _, after in kept]
     report = {
@@ -211,13 +211,13 @@ def _freezes(config: Config) -> dict[str, Any]:
                 left = [(old.slices[name], state) for name, state in new.slices.items()]
                 change = {
                     "weights": new.weights.keys() == old.weights.keys()
-                    and all(equal(new.weights[name], one) for name, one in old.weights.items()),
+                    and all(equal(new.weights[name], value) for name, value in old.weights.items()),
                     "masters, moments and steps": _same(left) and len(left) > 4,
                     "states are gone": old.slices.keys() - new.slices.keys() <= frozen.keys(),
                     "counters": micro_steps == new_micro_steps > 0,
                 }
                 layers = [f"layers.{layer}." for layer in run.phased.phase.newly_kept]
-                names = sorted(name for name in frozen if any(one in name for one in layers))
+                names = sorted(name for name in frozen if any(layer in name for layer in layers))
                 changes.append({**_everywhere(change), "kept": names, "step": position.step})
                 kept = {name: weight.clone() for name, weight in frozen.items()}
             result, _ = train_step(run, position, StopSignals())
@@ -227,12 +227,12 @@ def _freezes(config: Config) -> dict[str, Any]:
                 result.loss,
                 result.gradient_norm,
             )
-        stayed = all(equal(kept[name], one) for name, one in kept_weights(run.engine.module))
+        stayed = all(equal(kept[name], weight) for name, weight in kept_weights(run.engine.module))
         run.save(position, in_background=False)
         run.commit(good=True)
         digests = bank_digests(run.engine.module, run.context)
     stored = StoredCheckpoint(config.run_path / f"checkpoints/step_{config.total_steps:08d}")
-    rows = [one for one in stored.parameters.values() if one.step is None and not one.states]
+    rows = [row for row in stored.parameters.values() if row.step is None and not row.states]
     return {
         "changes": changes,
         "rows stayed": stayed,

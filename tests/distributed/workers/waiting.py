@@ -109,13 +109,13 @@ def loses_its_lock(payload: dict[str, Any]) -> str:
 
 def timeouts(payload: dict[str, Any]) -> list[list[float]]:
     """For each of `timeouts`: those of all groups that were made for it, in seconds."""
-    found = []
+    limits = []
     for seconds in payload["timeouts"]:
         context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=seconds)
         backends = [
             group._get_backend(torch.device("cpu"))
             for group in set(_world.pg_map) - context.earlier_groups
         ]
-        found.append(sorted({backend.options._timeout.total_seconds() for backend in backends}))
+        limits.append(sorted({backend.options._timeout.total_seconds() for backend in backends}))
         shutdown_distributed(context)
-    return found
+    return limits

@@ -16,7 +16,7 @@ from pretrain.ranks.single_process import one_process
 def plain(payload: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Norms of the weights at the later of two steps, of their change, and spectral norms."""
     with one_process() as context:
-        before, after = (
+        earlier, after = (
             dict(
                 load_model(open_trained_run(Path(payload["run"]), step), context).named_parameters()
             )
@@ -28,7 +28,7 @@ def plain(payload: dict[str, Any]) -> dict[str, dict[str, float]]:
     for name, weight in after.items():
         kind = re.sub(r"decoder\.(layers\.[0-9]+\.)?", "", name)
         weights[kind] += weight.double().square().sum().item()
-        updates[kind] += (weight - before[name]).double().square().sum().item()
+        updates[kind] += (weight - earlier[name]).double().square().sum().item()
         if weight.dim() == 2:
             spectral[name] = torch.linalg.matrix_norm(weight.double(), 2).item()
     return {

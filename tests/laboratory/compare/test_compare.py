@@ -119,11 +119,11 @@ def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_pat
 
 def test_a_label_is_without_the_adapters_that_a_variant_has_of_itself(tmp_path: Path) -> None:
     variant = "monarch_shared_conv"
-    own = list(VARIANTS[variant].adapters)
+    default_adapters = list(VARIANTS[variant].adapters)
     paths = [write_run(tmp_path, "vanilla")]
-    for number, adapters in enumerate((own, [], [*own, "low_rank"])):
+    for number, adapters in enumerate((default_adapters, [], [*default_adapters, "low_rank"])):
         paths.append(with_attention(tmp_path, str(number), variant, adapters=adapters))
-    more = "+".join((variant, *own, "low_rank"))
+    more = "+".join((variant, *default_adapters, "low_rank"))
     assert names(paths) == ["vanilla", variant, f"{variant}+none", more]
 
 
@@ -223,7 +223,10 @@ def test_variants_by_name_have_shapes_of_their_own(tmp_path: Path) -> None:
         for tokens in (20_000, 40_000)
         for name in ("large", "small")
     ]
-    assert [round(one.gap.mean, 9) for one in comparison.variants if one.gap] == [0.1, 0.1]
+    assert [round(variant.gap.mean, 9) for variant in comparison.variants if variant.gap] == [
+        0.1,
+        0.1,
+    ]
     (note,) = [note for note in comparison.notes if "differ in model" in note]
     assert note == "The runs also differ in model.num_query_groups: 4 in large; 1 in small."
     gaps = [line for line in in_short(comparison) if "nats per token (95 %" in line]
@@ -305,15 +308,15 @@ def test_what_a_resume_has_changed_is_told(
     file = paths[3] / "environment.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"segments": starts}))
     notes = compare_runs(paths, "vanilla").notes
-    found = [note for note in notes if "changed on the way" in note]
-    assert bool(found) == bool(told)
-    assert told.replace("NAME", paths[3].name) in "".join(found)
+    change_notes = [note for note in notes if "changed on the way" in note]
+    assert bool(change_notes) == bool(told)
+    assert told.replace("NAME", paths[3].name) in "".join(change_notes)
 
 
 def test_the_report_says_which_program_trained_the_runs(tmp_path: Path) -> None:
     versions = {"torch": "2.13.0+cpu", "deepspeed": "0.19.8"}
-    made = {"environment.git_commit": "0123456789abcdef", "environment.packages": versions}
-    paths = [write_run(tmp_path, f"vanilla-{seed}", seed=seed, changes=made) for seed in (0, 1)]
+    newer = {"environment.git_commit": "0123456789abcdef", "environment.packages": versions}
+    paths = [write_run(tmp_path, f"vanilla-{seed}", seed=seed, changes=newer) for seed in (0, 1)]
     older = {"environment.cpu_kernels": None}
     paths.append(write_run(tmp_path, "orthogonal-0", "orthogonal", seed=0, changes=older))
     lines = page_text(report_page(compare_runs(paths, "vanilla"), [["compare"]]), []).splitlines()
@@ -349,7 +352,7 @@ def test_the_console_shows_every_number_whole_in_100_columns(tmp_path: Path, var
     if variants > 1:
         expected += ["+0.020", "[-0.107, +0.147]", "(+2.0 %)", "1,181,952", "(-10.0 %)", "n < 5"]
         expected.append("not claimed")
-    assert [each for each in expected if each not in text] == []
+    assert [cell for cell in expected if cell not in text] == []
 
 
 @pytest.mark.distributed

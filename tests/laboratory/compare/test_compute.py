@@ -155,11 +155,11 @@ def test_the_headline_is_the_gap_at_what_is_matched(tmp_path: Path) -> None:
 def test_runs_of_one_length_in_flops_are_compared_at_their_ends(tmp_path: Path) -> None:
     """A cheaper variant has then seen more tokens, and no learning curve is needed."""
     paths = []
-    given = {"config.schedule.flops": 10**12, "config.schedule.steps": None}
+    schedule = {"config.schedule.flops": 10**12, "config.schedule.steps": None}
     for seed in range(1, 6):
         ends = {"vanilla": (4.0, 200_000), "orthogonal": (4.1 + seed / 1000, 206_000)}
         for variant, (loss, tokens) in ends.items():
-            changes = {**given, "summary.tokens": tokens}
+            changes = {**schedule, "summary.tokens": tokens}
             name = f"{variant}-{seed}"
             paths.append(write_run(tmp_path, name, variant, seed=seed, loss=loss, changes=changes))
     comparison = compare_runs(paths, "vanilla", (), "flops")
@@ -172,7 +172,7 @@ def test_runs_of_one_length_in_flops_are_compared_at_their_ends(tmp_path: Path) 
     assert ends[0] * 0.99 < ends[2] <= ends[0]  # a distance ends where the baseline does
     with pytest.raises(UserError, match="or say --match flops if that is what is compared"):
         compare_runs(paths, "vanilla")
-    longer = {**given, "config.schedule.flops": 2 * 10**12}
+    longer = {**schedule, "config.schedule.flops": 2 * 10**12}
     other = write_run(tmp_path, "other", seed=9, changes=longer)
     with pytest.raises(UserError, match=r"tokens is .* or say --subject tokens"):
         compare_runs([*paths, other], "vanilla", (), "flops")
@@ -323,7 +323,7 @@ def test_in_short_says_quality_then_speed_then_equal_flops(tmp_path: Path) -> No
         comparison = compare_runs(few, "vanilla")
         assert comparison.variants[1].speed is None
         said = in_short(comparison)
-        assert [each for each in said if "side by side" in each] == [said[1]]
+        assert [line for line in said if "side by side" in line] == [said[1]]
         assert "Speed and peak memory were not measured side by side" in said[1]
 
 

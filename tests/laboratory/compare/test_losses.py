@@ -59,9 +59,9 @@ def events(
     return str(directory)
 
 
-def found(*given: str, **options: Any) -> dict[str, dict[int, float]]:
-    read = by_model(read_losses(given, **options))
-    return {name: {s: round(v, 5) for s, v in own.items()} for name, own in read.items()}
+def rounded_losses(*sources: str, **options: Any) -> dict[str, dict[int, float]]:
+    read = by_model(read_losses(sources, **options))
+    return {name: {s: round(v, 5) for s, v in by_seed.items()} for name, by_seed in read.items()}
 
 
 def test_the_statistics_are_those_of_scipy(tmp_path: Path) -> None:
@@ -85,20 +85,22 @@ def test_the_statistics_are_those_of_scipy(tmp_path: Path) -> None:
         TABLE.replace(",", ";"),
         "\ufeff" + TABLE.replace("loss", "eval/loss").replace("name", "Name"),
         "name,seed,val_loss,notes\n"
-        + "".join(f"{n},{s}.0,{v},\n" for n, own in LOSSES.items() for s, v in own.items()),
+        + "".join(f"{n},{s}.0,{v},\n" for n, by_seed in LOSSES.items() for s, v in by_seed.items()),
         "\n".join(
             json.dumps({"model": name, "config.seed": seed, "epoch": 1, "loss": loss})
             for name, by_seed in LOSSES.items()
             for seed, loss in by_seed.items()
         ),
         "run,loss\n"
-        + "".join(f"{n}-seed_{s},{v}\n" for n, own in LOSSES.items() for s, v in own.items()),
+        + "".join(
+            f"{n}-seed_{s},{v}\n" for n, by_seed in LOSSES.items() for s, v in by_seed.items()
+        ),
         '"Step",'
-        + ",".join(f'"{n} seed={s} - val/loss"' for n, own in LOSSES.items() for s in own)
+        + ",".join(f'"{n} seed={s} - val/loss"' for n, by_seed in LOSSES.items() for s in by_seed)
         + ',"trained seed=1 - val/loss__MIN"\n0'
         + ",9" * 11
         + "\n100"
-        + "".join(f",{v}" for own in LOSSES.values() for v in own.values())
+        + "".join(f",{v}" for by_seed in LOSSES.values() for v in by_seed.values())
         + ",1\n200"
         + "," * 11
         + "\n",
@@ -106,7 +108,7 @@ def test_the_statistics_are_those_of_scipy(tmp_path: Path) -> None:
     ids=["semicolons", "runs of W&B", "a further column", "JSON lines", "no column seed", "chart"],
 )
 def test_tables_and_charts_are_read(text: str, tmp_path: Path) -> None:
-    assert found(file(tmp_path, text)) == LOSSES
+    assert rounded_losses(file(tmp_path, text)) == LOSSES
 
 
 def test_metric_files_of_other_trainers_are_read(tmp_path: Path) -> None:
@@ -121,9 +123,9 @@ def test_metric_files_of_other_trainers_are_read(tmp_path: Path) -> None:
         file(tmp_path, "epoch,step,val_loss,eval_loss\n0,9,,3.5\n0,9,1.0,\n1,500,,3.25\n", "l.csv"),
     ]
     places[-1] = f"a:5={places[-1]}"
-    assert found(*places, metric="eval_loss") == {"a": dict.fromkeys(range(1, 6), 3.25)}
-    assert found(*places[:4]) == {"a": dict.fromkeys(range(1, 5), 3.25)}
-    assert found(places[0], metric="train_loss") == {"a": {1: 4.0}}
+    assert rounded_losses(*places, metric="eval_loss") == {"a": dict.fromkeys(range(1, 6), 3.25)}
+    assert rounded_losses(*places[:4]) == {"a": dict.fromkeys(range(1, 5), 3.25)}
+    assert rounded_losses(places[0], metric="train_loss") == {"a": {1: 4.0}}
 
 
 def test_this_program_s_own_records_end_at_their_last_validation(tmp_path: Path) -> None:
@@ -163,13 +165,13 @@ def test_a_curve_that_ends_in_nothing_is_not_judged_by_the_value_before(
 def test_rows_of_something_else_behind_the_last_loss_are_not_its_end(tmp_path: Path) -> None:
     """As loggers write them that have a row for each kind of metric."""
     text = "epoch,step,loss,val_loss\n0,1,4,\n0,1,,3.5\n0,2,3.9,\n"
-    assert found(f"a:1={file(tmp_path, text)}") == {"a": {1: 3.5}}
+    assert rounded_losses(f"a:1={file(tmp_path, text)}") == {"a": {1: 3.5}}
     rows = [{"step": 1, "eval_loss": None}, {"step": 2, "eval_loss": 3.5}, {"step": 2, "loss": 4}]
-    assert found(f"a:1={file(tmp_path, state(*rows))}") == {"a": {1: 3.5}}
+    assert rounded_losses(f"a:1={file(tmp_path, state(*rows))}") == {"a": {1: 3.5}}
 
 
 def test_a_loss_of_a_byte_is_shown_in_bits() -> None:
-    bits = {name: {s: v / 3 for s, v in own.items()} for name, own in LOSSES.items()}
+    bits = {name: {s: v / 3 for s, v in by_seed.items()} for name, by_seed in LOSSES.items()}
     gap = compare_losses(bits, unit="bits").gaps["frozen"]
     assert gap.scale.signed(gap.mean) == "+0.0267"
     assert gap.perplexity_ratio == pytest.approx(math.exp(0.08 / 3 * math.log(2)))
@@ -187,7 +189,7 @@ def test_questions_are_answered_at_a_fixed_number_and_at_any_time() -> None:
     trial = asked("worse", 2, sequential=True)
     differences = [a - b for a, b in zip(OTHER, BASE, strict=True)]
     assert trial.answers == {"frozen": decide(differences, trial.claims["frozen"]).answer}
-    few = {name: {s: own[s] for s in (1, 2)} for name, own in LOSSES.items()}
+    few = {name: {s: by_seed[s] for s in (1, 2)} for name, by_seed in LOSSES.items()}
     undecided = compare_losses(few, question="worse", sequential=True).document()
     assert "first judged after 5 pairs, and there are 2" in str(undecided.summary)
 
@@ -313,12 +315,12 @@ def test_attempts_that_do_not_say_which_is_the_last_are_refused(tmp_path: Path) 
     assert loss.step == 1000
 
 
-@pytest.mark.parametrize("place", [0, 8, 12, 60, 300, -3])
-def test_a_flipped_bit_in_an_event_file_is_found(place: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("position", [0, 8, 12, 60, 300, -3])
+def test_a_flipped_bit_in_an_event_file_is_found(position: int, tmp_path: Path) -> None:
     run = Path(events(tmp_path / "a-seed1", *CURVE))
     (path,) = run.iterdir()
     content = bytearray(path.read_bytes())
-    content[place] ^= 4
+    content[position] ^= 4
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"is not an event file of TensorBoard, or is damaged"):
         read_losses([run])
@@ -379,8 +381,8 @@ def test_the_verb_needs_no_torch_and_no_checkout(tmp_path: Path) -> None:
             tmp_path / f"{name}-seed_{seed}",
             *((step, tag, loss * k) for step in (1, 2) for tag, k in tags),
         )
-        for name, own in LOSSES.items()
-        for seed, loss in own.items()
+        for name, by_seed in LOSSES.items()
+        for seed, loss in by_seed.items()
     ]
     command = [sys.executable, "-c", WITHOUT, "compare-losses"]
     options = {

@@ -87,29 +87,29 @@ class Page(HTMLParser):
         return [row[head.index(title)] for row in rows]
 
 
-def curves(place: int, seed: int) -> dict[str, list[float]]:
-    draw = random.Random(100 * place + seed)
+def curves(index: int, seed: int) -> dict[str, list[float]]:
+    draw = random.Random(100 * index + seed)
     noise = [draw.gauss(0, 0.05) for _ in range(STEPS)]
-    falls = [4 + 4 * math.exp(-step / 25) + 0.02 * place for step in range(STEPS)]
+    falls = [4 + 4 * math.exp(-step / 25) + 0.02 * index for step in range(STEPS)]
     return {
-        tags.LOSS.tag: [loss + own for loss, own in zip(falls, noise, strict=True)],
-        tags.TOKENS_PER_SECOND.tag: [1000 - 20 * place + 100 * each for each in noise],
+        tags.LOSS.tag: [loss + deviation for loss, deviation in zip(falls, noise, strict=True)],
+        tags.TOKENS_PER_SECOND.tag: [1000 - 20 * index + 100 * deviation for deviation in noise],
     }
 
 
 def comparison_of(root: Path, variants: int, seeds: int) -> Comparison:
     """Vanilla, orthogonal, and orthogonal with adapters of as many ranks as are wanted."""
     paths = []
-    for place, seed in itertools.product(range(variants), range(seeds)):
-        low_rank = {"config.attention.adapters": ["low_rank"], "config.attention.low_rank": place}
+    for index, seed in itertools.product(range(variants), range(seeds)):
+        low_rank = {"config.attention.adapters": ["low_rank"], "config.attention.low_rank": index}
         run = write_run(
             root,
-            f"run-{place}-{seed}",
-            "orthogonal" if place else "vanilla",
+            f"run-{index}-{seed}",
+            "orthogonal" if index else "vanilla",
             seed=seed,
-            loss=4 + 0.02 * place + random.Random(seed + 10 * place).gauss(0, 0.01),
-            columns=curves(place, seed),
-            changes=low_rank if place > 1 else {},
+            loss=4 + 0.02 * index + random.Random(seed + 10 * index).gauss(0, 0.01),
+            columns=curves(index, seed),
+            changes=low_rank if index > 1 else {},
         )
         paths.append(run)
     return compare_runs(paths, "vanilla")
@@ -125,9 +125,9 @@ def written(
 
 
 def first_number(text: str) -> float:
-    found = re.match(r"[×±]?\s*([-+]?[\d,]+(\.\d+)?)", text)
-    assert found, text
-    return float(found[1].replace(",", ""))
+    match = re.match(r"[×±]?\s*([-+]?[\d,]+(\.\d+)?)", text)
+    assert match, text
+    return float(match[1].replace(",", ""))
 
 
 def test_the_page_has_the_numbers_of_the_json(tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_texts_of_models_are_shown_as_they_are_and_absent_if_none_was_asked_for(
     )
     page, text, content = written(comparison, tmp_path / "some", texts)
     assert page.open == [] and page.tags["script"] == 1
-    wanted = [each.text for each in texts]
-    assert [each["text"] for each in content["texts"]] == page.texts[1:] == wanted
+    wanted = [model_text.text for model_text in texts]
+    assert [entry["text"] for entry in content["texts"]] == page.texts[1:] == wanted
     assert "<h3>After “&lt;i&gt;Once upon”</h3>" in text
     report = (tmp_path / "some/report.md").read_text()
     assert f"vanilla, seed 0:\n\n`````\nvanilla{HOSTILE}\n`````" in report
@@ -259,8 +259,8 @@ def test_words_of_a_strangers_files_are_shown_and_never_obeyed(tmp_path: Path) -
         "data.validation_tokens": {words: 6000},
     }
     paths = [
-        write_run(tmp_path, f"{name}-{seed}", seed=seed, sources={words: 70.0}, changes=own)
-        for name, own in (
+        write_run(tmp_path, f"{name}-{seed}", seed=seed, sources={words: 70.0}, changes=run_changes)
+        for name, run_changes in (
             ("ours", {"data.validation_tokens": {words: 6000}}),
             ("theirs", changes),
         )

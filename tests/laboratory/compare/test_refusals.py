@@ -23,7 +23,7 @@ def pair(root: Path, **changes: Any) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("change", "expected"),
     [
         ({"data.fingerprint": "0" * 64}, "data.fingerprint is ffffffff… in"),
         ({"summary.tokens": 100}, "tokens is 204800 in"),
@@ -38,13 +38,13 @@ def pair(root: Path, **changes: Any) -> list[Path]:
     ],
 )
 def test_runs_that_saw_something_else_are_refused(
-    tmp_path: Path, change: dict[str, Any], named: str
+    tmp_path: Path, change: dict[str, Any], expected: str
 ) -> None:
     paths = pair(tmp_path, changes=change)
     with pytest.raises(UserError) as refusal:
         compare_runs(paths, "vanilla")
-    name = named.partition(" is")[0]
-    assert named in str(refusal.value) and "\n" not in str(refusal.value)
+    name = expected.partition(" is")[0]
+    assert expected in str(refusal.value) and "\n" not in str(refusal.value)
     assert f"--subject {name}" in str(refusal.value)
 
 
@@ -161,7 +161,7 @@ EVERY = "telemetry.every"
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "place", "said"),
+    ("key", "value", "field", "said"),
     [
         ("audit.zero_stage", None, "zero_stage", "valid integer"),
         ("environment.world_size", 0, "world_size", "greater than or equal to 1"),
@@ -179,10 +179,10 @@ EVERY = "telemetry.every"
     ],
 )
 def test_a_value_of_another_type_is_named_with_its_file_and_key(
-    tmp_path: Path, key: str, value: object, place: str, said: str
+    tmp_path: Path, key: str, value: object, field: str, said: str
 ) -> None:
     path = write_run(tmp_path, "vanilla", changes={key: value})
-    with pytest.raises(UserError, match=rf"'{re.escape(place)}'.*{said}") as refusal:
+    with pytest.raises(UserError, match=rf"'{re.escape(field)}'.*{said}") as refusal:
         compare_runs([path], "vanilla")
     sentence = str(refusal.value)
     assert sentence.startswith(f"{path}/{key.partition('.')[0]}.") and "\n" not in sentence

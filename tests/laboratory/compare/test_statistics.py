@@ -220,7 +220,7 @@ def test_stability_by_hand(tmp_path: Path) -> None:
     design = np.stack([x, np.ones(25)], axis=1)
     (residual,) = np.linalg.lstsq(design, np.array(losses[75:]), rcond=None)[1]
     wanted = (2.0, after.std(ddof=1) / 2, residual / 23)
-    assert [own.mean for own in noise if own] == pytest.approx(wanted)
+    assert [statistic.mean for statistic in noise if statistic] == pytest.approx(wanted)
     assert (stability.spikes, stability.records) == (0, 90)
 
 

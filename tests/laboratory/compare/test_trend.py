@@ -46,14 +46,14 @@ def sweep(
     paths = []
     seeds = range(1, 1 + max(map(len, gaps.values())))
     every = {"vanilla": [[0.0] * len(values) for _ in seeds], **gaps}
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         folder = root / str(value)
         changes = dict.fromkeys(keys, value)
         for variant, rows in every.items():
             for seed, row in zip(seeds, rows, strict=False):
-                if (gap := row[place]) is not None:
+                if (gap := row[index]) is not None:
                     name = f"{variant}-{seed}"
-                    loss = 4.5 - 0.1 * place + 0.02 * seed + gap
+                    loss = 4.5 - 0.1 * index + 0.02 * seed + gap
                     run = write_run(folder, name, variant, seed=seed, loss=loss, changes=changes)
                     paths.append(run)
     return paths
@@ -65,9 +65,13 @@ def lines_over(
     """The same without runs: the gaps themselves at each of `values`."""
     by_value: dict[str, dict[float, PairedGap]] = {}
     for variant, rows in gaps.items():
-        for place, value in enumerate(values):
-            known = {seed: row[place] for seed, row in enumerate(rows, start=1)}
-            there = {seed: 4.0 + own for seed, own in known.items() if own is not None}
+        for index, value in enumerate(values):
+            gap_by_seed = {seed: row[index] for seed, row in enumerate(rows, start=1)}
+            there = {
+                seed: 4.0 + difference
+                for seed, difference in gap_by_seed.items()
+                if difference is not None
+            }
             gap = paired_gap("vanilla", there, dict.fromkeys(there, 4.0), NATS)
             if gap is not None:
                 by_value.setdefault(variant, {})[value] = gap
@@ -188,8 +192,8 @@ def lengths(root: Path, samples: Mapping[int, int]) -> list[Path]:
         for variant, loss in (("vanilla", 4.0), ("orthogonal", 4.1)):
             for seed in (1, 2):
                 name = f"{variant}-{length}-{seed}"
-                own = loss + seed / length
-                run = write_run(root, name, variant, seed=seed, loss=own, changes=changes)
+                seed_loss = loss + seed / length
+                run = write_run(root, name, variant, seed=seed, loss=seed_loss, changes=changes)
                 paths.append(run)
     return paths
 

@@ -57,23 +57,27 @@ def test_cosines_of_weights_and_rows() -> None:
     )
     assert torch.allclose(flat_cosines(weights), torch.eye(3))
     assert row_cosines(weights)[0, 1].tolist() == [[0, 1], [1, 0]]
-    found = weight_diversity(weights.double())
-    assert (found.cosine_max, found.row_cosine_max, found.row_cosine_mean) == (0, 1, 0.5)
+    diversity = weight_diversity(weights.double())
+    assert (diversity.cosine_max, diversity.row_cosine_max, diversity.row_cosine_mean) == (
+        0,
+        1,
+        0.5,
+    )
     # All span the plane.
-    assert (found.angle_mean, found.overlap) == pytest.approx((0, 1), abs=1e-4)
+    assert (diversity.angle_mean, diversity.overlap) == pytest.approx((0, 1), abs=1e-4)
     assert weight_diversity(weights[:1].double()) is None
 
 
 def test_divergence_and_entropy_of_known_distributions() -> None:
     p, q = [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]
-    found = pairwise_divergence(torch.tensor([[p], [q]], dtype=torch.float64))
-    assert found.shape == (1, 2, 2)
-    assert found[0, 0, 1].item() == pytest.approx(math.log(2))
+    divergence = pairwise_divergence(torch.tensor([[p], [q]], dtype=torch.float64))
+    assert divergence.shape == (1, 2, 2)
+    assert divergence[0, 0, 1].item() == pytest.approx(math.log(2))
     bounded = 0.5 * math.log(0.5) + 0.5 * (
         math.log(0.5) - math.log(torch.finfo(torch.float64).tiny)
     )
-    assert found[0, 1, 0].item() == pytest.approx(bounded)
-    assert found.diagonal(dim1=1, dim2=2).abs().max() < 1e-15
+    assert divergence[0, 1, 0].item() == pytest.approx(bounded)
+    assert divergence.diagonal(dim1=1, dim2=2).abs().max() < 1e-15
     uniform = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
     assert entropy(uniform).tolist() == pytest.approx([math.log(t) for t in range(1, 6)])
     assert entropy(torch.eye(3)).tolist() == [0, 0, 0]
@@ -160,7 +164,7 @@ def test_a_variant_named_twice_is_refused_before_the_training() -> None:
 
 def test_approximation_verdicts() -> None:
     grid = Grid(("a", "b"), (8, 16), (1,), seeds=2, steps=1, learning_rate=1e-3)
-    found = {
+    grid_errors = {
         ("a", 8): (0.5, 0.5),
         ("a", 16): (0.10, 0.10),
         ("b", 8): (0.5, 0.5),
@@ -168,7 +172,7 @@ def test_approximation_verdicts() -> None:
     }
     trials = [
         Trial(variant=variant, width=width, depth=1, seed=seed, error=error, trainable_parameters=0)
-        for (variant, width), errors in found.items()
+        for (variant, width), errors in grid_errors.items()
         for seed, error in enumerate(errors, start=1)
     ]
     report = approximation_report(grid, trials, tolerance=0.1)

@@ -151,8 +151,8 @@ def test_length_report_says_what_is_not_possible(
 
 
 def test_a_refusal_is_one_sentence(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:
-    one = str(runs / "learned")
+    run_path = str(runs / "learned")
     out = tmp_path / "out"
-    command = ["evaluate", "diversity", one, "--out", str(out)]
-    assert_refused(warm_cli([*command, one]), "given twice")
+    command = ["evaluate", "diversity", run_path, "--out", str(out)]
+    assert_refused(warm_cli([*command, run_path]), "given twice")
     assert not out.exists()

@@ -32,7 +32,7 @@ def fake_model(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def models_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An export and the task files."""
     directory = tmp_path_factory.mktemp("tasks")
     write_model(directory / "model", "vanilla", 1)
@@ -47,10 +47,10 @@ def refused(match: str, *arguments: Any, **options: Any) -> None:
 
 
 @pytest.mark.distributed
-def test_models_are_refused_before_they_are_loaded(place: Path, tmp_path: Path) -> None:
+def test_models_are_refused_before_they_are_loaded(models_root: Path, tmp_path: Path) -> None:
     model = fake_model(tmp_path / "model")
     again = fake_model(tmp_path / "again")
-    files = {"include_path": place / "files", "out": tmp_path / "out"}
+    files = {"include_path": models_root / "files", "out": tmp_path / "out"}
     refused("--tasks names no task", [model], " , ")
     refused("given twice", [model, model], "choice", **files)
     refused("neither a run directory nor an export", [tmp_path], "choice", **files)
@@ -68,25 +68,27 @@ def test_models_are_refused_before_they_are_loaded(place: Path, tmp_path: Path) 
 
 
 @pytest.mark.distributed
-def test_unknown_tasks_are_named_with_what_was_meant(place: Path) -> None:
+def test_unknown_tasks_are_named_with_what_was_meant(models_root: Path) -> None:
     said = r"no task, group or tag arc_eazy \(did you mean arc_easy"
-    refused(said, [place / "model"], "choice,arc_eazy", include_path=place / "files")
+    refused(said, [models_root / "model"], "choice,arc_eazy", include_path=models_root / "files")
 
 
 @pytest.mark.distributed
-def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> None:
+def test_what_a_task_does_wrong_is_one_sentence(models_root: Path, tmp_path: Path) -> None:
     files = write_tasks(tmp_path / "files", 4)
     text = (files / "choice.yaml").read_text()
     (files / "choice.yaml").write_text(text.replace("choice.jsonl", "nowhere.jsonl"))
     options = {"include_path": files, "out": tmp_path / "out"}
-    refused("--tasks choice cannot be loaded: .*nowhere", [place / "model"], "choice", **options)
+    refused(
+        "--tasks choice cannot be loaded: .*nowhere", [models_root / "model"], "choice", **options
+    )
     (files / "choice.yaml").write_text(text + "process_results: !function own.fail\n")
     (files / "own.py").write_text("def fail(doc, results):\n    raise KeyError('no such\\nkey')\n")
     said = "--tasks choice failed in the harness: .*no such.*key"
-    refused(said, [place / "model"], "choice", **options)
+    refused(said, [models_root / "model"], "choice", **options)
     assert not list(tmp_path.glob("out/results/*/results.json"))
     (files / "choice.yaml").write_text(text + "unsafe_code: true\n")
-    refused("choice which is marked as unsafe", [place / "model"], "choice", **options)
+    refused("choice which is marked as unsafe", [models_root / "model"], "choice", **options)
 
 
 @pytest.mark.distributed

@@ -30,8 +30,8 @@ def fabricated(seeds: int) -> tuple[Document, list]:
         for seed in range(1, seeds + 1):
             path = Path(f"{variant}-{seed}")
             facts = {"variant": variant, "seed": seed, "step": 6, "attention": {}}
-            own = {"facts": facts, "digest": "", "trusted": True, "name": path.name}
-            models.append(Pretrained(path, path, **own))
+            fields = {"facts": facts, "digest": "", "trusted": True, "name": path.name}
+            models.append(Pretrained(path, path, **fields))
             right = 20 + seed - fewer * (seed % 2)
             items = tuple([1.0] * right + [0.0] * (ITEMS - right))
             perplexity = Score(10.0 + seed + fewer, 0.5, False)
@@ -44,7 +44,10 @@ def fabricated(seeds: int) -> tuple[Document, list]:
 def test_gaps_by_seed_and_by_item() -> None:
     _, (by_seed, by_item) = fabricated(5)
     other, tested = by_seed
-    assert [(one.metric, one.tested) for one in by_seed] == [("perplexity", False), ("acc", True)]
+    assert [(contrast.metric, contrast.tested) for contrast in by_seed] == [
+        ("perplexity", False),
+        ("acc", True),
+    ]
     differences = -np.array([1, 0, 1, 0, 1]) / ITEMS
     half = stats.t.ppf(0.975, 4) * differences.std(ddof=1) / 5**0.5
     assert tested.gap.differences == pytest.approx(differences)
@@ -52,7 +55,7 @@ def test_gaps_by_seed_and_by_item() -> None:
     p = stats.ttest_1samp(differences, 0).pvalue
     assert tested.gap.t_p == tested.gap.t_p_holm == pytest.approx(p)
     assert other.gap.mean == pytest.approx(1) and other.gap.t_p is None
-    assert [(one.gap.n, one.gap.mean * ITEMS) for one in by_item] == [
+    assert [(contrast.gap.n, contrast.gap.mean * ITEMS) for contrast in by_item] == [
         (ITEMS, pytest.approx(-(seed % 2))) for seed in range(1, 6)
     ]
 
@@ -89,8 +92,8 @@ def test_a_model_of_unknown_seed_is_no_pair_of_seed_zero() -> None:
         models.append(Pretrained(path, path, facts=facts, digest="", trusted=True, name=name))
         scores[path] = {"choice": {"acc": Score(0.5, 0.1, True, (1.0, 0.0))}}
     by_seed, by_item = compare_tasks(group_runs(models, "vanilla"), scores)
-    assert [one.gap for one in by_seed] == [None]
-    assert [one.gap.n for one in by_item if one.gap] == [2]  # as the only two models
+    assert [contrast.gap for contrast in by_seed] == [None]
+    assert [contrast.gap.n for contrast in by_item if contrast.gap] == [2]  # as the only two models
 
 
 def test_parts_of_a_group_without_a_number_are_shown() -> None:
@@ -108,7 +111,7 @@ def test_parts_of_a_group_without_a_number_are_shown() -> None:
         "samples": {"one": [sample], "two": [sample, sample]},
         "higher_is_better": {"one": {"acc": True}, "two": {"acc": True}},
     }
-    found = read_scores(results)
-    assert list(found) == ["one", "sum"]
-    assert found["one"]["acc"] == Score(1.0, None, True, (1.0,))
-    assert found["sum"]["acc"].items == (1.0, 1.0)
+    scores = read_scores(results)
+    assert list(scores) == ["one", "sum"]
+    assert scores["one"]["acc"] == Score(1.0, None, True, (1.0,))
+    assert scores["sum"]["acc"].items == (1.0, 1.0)

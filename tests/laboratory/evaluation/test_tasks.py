@@ -31,7 +31,7 @@ ITEMS = 24
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def models_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Ten exports, two models that say nothing of themselves, and the task files."""
     directory = tmp_path_factory.mktemp("tasks")
     for seed in SEEDS:
@@ -44,16 +44,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield directory
 
 
-def models(place: Path) -> list[Path]:
-    return [place / f"{variant}-{seed}" for variant in ("vanilla", "orthogonal") for seed in SEEDS]
+def models(models_root: Path) -> list[Path]:
+    return [
+        models_root / f"{variant}-{seed}" for variant in ("vanilla", "orthogonal") for seed in SEEDS
+    ]
 
 
 @pytest.fixture(scope="module")
-def report(place: Path) -> dict[str, Any]:
-    out = place / "out"
-    tasks(models(place), "choice, last_word,both", include_path=place / "files", out=out)
-    found: dict[str, Any] = json.loads((out / "report.json").read_text())
-    return found
+def report(models_root: Path) -> dict[str, Any]:
+    out = models_root / "out"
+    tasks(
+        models(models_root), "choice, last_word,both", include_path=models_root / "files", out=out
+    )
+    content: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return content
 
 
 def samples(out: Path, model: str, task: str) -> list[dict[str, Any]]:
@@ -62,7 +66,9 @@ def samples(out: Path, model: str, task: str) -> list[dict[str, Any]]:
 
 
 def score(report: dict[str, Any], variant: str, seed: int, task: str, metric: str) -> float:
-    (model,) = (one for one in report["models"] if (one["variant"], one["seed"]) == (variant, seed))
+    (model,) = (
+        entry for entry in report["models"] if (entry["variant"], entry["seed"]) == (variant, seed)
+    )
     return float(model["tasks"][task][metric]["value"])
 
 
@@ -84,15 +90,17 @@ def log_likelihood(directory: Path, context: str, continuation: str) -> tuple[fl
     )
 
 
-def test_the_items_are_those_that_transformers_gives(place: Path, report: dict[str, Any]) -> None:
+def test_the_items_are_those_that_transformers_gives(
+    models_root: Path, report: dict[str, Any]
+) -> None:
     """Six items of each task; the others repeat them."""
-    model = place / "orthogonal-2"
+    model = models_root / "orthogonal-2"
     texts = [
         json.loads(line)["text"]
-        for line in (place / "files/last_word.jsonl").read_text().splitlines()
+        for line in (models_root / "files/last_word.jsonl").read_text().splitlines()
     ]
     ours = [log_likelihood(model, *_cut(text)) for text in texts[:6]]
-    items = samples(place / "out", "orthogonal-2", "last_word")
+    items = samples(models_root / "out", "orthogonal-2", "last_word")
     assert [item["perplexity"] for item in items[:6]] == pytest.approx(
         [value for value, _ in ours], abs=1e-5
     )
@@ -108,32 +116,43 @@ def _cut(text: str) -> tuple[str, str]:
 
 
 def test_one_metric_of_each_task_is_tested(report: dict[str, Any]) -> None:
-    tested = {(one["task"], one["metric"]) for one in report["contrasts"] if one["tested"]}
+    tested = {
+        (contrast["task"], contrast["metric"])
+        for contrast in report["contrasts"]
+        if contrast["tested"]
+    }
     assert tested == {("choice", "acc"), ("last_word", "acc"), ("both", "acc")}
-    others = {(one["task"], one["metric"]) for one in report["contrasts"] if not one["tested"]}
+    others = {
+        (contrast["task"], contrast["metric"])
+        for contrast in report["contrasts"]
+        if not contrast["tested"]
+    }
     assert others == {("choice", "acc_norm"), ("last_word", "perplexity")}
-    for one in report["contrasts"]:
+    for contrast in report["contrasts"]:
         ours, base = (
-            [score(report, variant, seed, task=one["task"], metric=one["metric"]) for seed in SEEDS]
+            [
+                score(report, variant, seed, task=contrast["task"], metric=contrast["metric"])
+                for seed in SEEDS
+            ]
             for variant in ("orthogonal", "vanilla")
         )
-        assert one["gap"]["seeds"] == list(SEEDS)
-        assert one["gap"]["differences"] == pytest.approx(np.subtract(ours, base))
+        assert contrast["gap"]["seeds"] == list(SEEDS)
+        assert contrast["gap"]["differences"] == pytest.approx(np.subtract(ours, base))
 
 
 def test_models_are_held_against_one_another_item_by_item(
-    place: Path, report: dict[str, Any]
+    models_root: Path, report: dict[str, Any]
 ) -> None:
     assert len(report["items"]) == 15
-    (one,) = (
+    (comparison,) = (
         t for t in report["items"] if (t["task"], t["compared"]) == ("choice", "orthogonal-3")
     )
     ours, base = (
-        [item["acc"] for item in samples(place / "out", f"{variant}-3", "choice")]
+        [item["acc"] for item in samples(models_root / "out", f"{variant}-3", "choice")]
         for variant in ("orthogonal", "vanilla")
     )
     differences = np.subtract(ours, base)
-    gap = one["gap"]
+    gap = comparison["gap"]
     assert (gap["baseline"], gap["n"]) == ("vanilla-3", ITEMS)
     assert gap["mean"] == pytest.approx(differences.mean()) and differences.any()
     half = stats.t.ppf(0.975, ITEMS - 1) * differences.std(ddof=1) / ITEMS**0.5
@@ -152,43 +171,43 @@ def test_a_group_has_the_number_of_its_parts(report: dict[str, Any]) -> None:
             score(report, "vanilla", seed, task="choice", metric="acc")
         )
     choice, both = (
-        [one["gap"] for one in report["items"] if one["task"] == task]
+        [comparison["gap"] for comparison in report["items"] if comparison["task"] == task]
         for task in ("choice", "both")
     )
     assert [gap["mean"] for gap in choice] == pytest.approx([gap["mean"] for gap in both])
     assert report["tasks"]["early"] == {"version": 1.0, "shots": 0, "items": ITEMS // 4}
 
 
-def test_the_report_says_it(place: Path, report: dict[str, Any]) -> None:
-    text = (place / "out/report.md").read_text()
+def test_the_report_says_it(models_root: Path, report: dict[str, Any]) -> None:
+    text = (models_root / "out/report.md").read_text()
     assert "lm-eval 0.4." in text and "sacrebleu 2." in text
     assert "| last_word | perplexity ↓ | vanilla | 5 |" in text
     assert "| early | 1.0 | 0 | 6 |" in text and "Fewer than" not in text
 
 
-def test_responses_are_kept_by_the_harness(place: Path, report: dict[str, Any]) -> None:
+def test_responses_are_kept_by_the_harness(models_root: Path, report: dict[str, Any]) -> None:
     """A model whose answers are all on disk is asked nothing."""
     from lm_eval.models.huggingface import HFLM
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HFLM, "_loglikelihood_tokens", None)
-        some = [place / "vanilla-1"]
-        tasks(some, "choice", include_path=place / "files", out=place / "out")
-    found = json.loads((place / "out/report.json").read_text())
+        some = [models_root / "vanilla-1"]
+        tasks(some, "choice", include_path=models_root / "files", out=models_root / "out")
+    later_report = json.loads((models_root / "out/report.json").read_text())
     expected = score(report, "vanilla", 1, task="choice", metric="acc")
-    assert score(found, "vanilla", 1, task="choice", metric="acc") == expected
-    assert found["contrasts"] == found["items"] == []
+    assert score(later_report, "vanilla", 1, task="choice", metric="acc") == expected
+    assert later_report["contrasts"] == later_report["items"] == []
 
 
-def test_two_models_without_seeds_are_compared_by_items(place: Path, tmp_path: Path) -> None:
-    pair = [place / "other", place / "stranger"]
-    options = {"include_path": place / "files", "limit": 20, "out": tmp_path / "out"}
+def test_two_models_without_seeds_are_compared_by_items(models_root: Path, tmp_path: Path) -> None:
+    pair = [models_root / "other", models_root / "stranger"]
+    options = {"include_path": models_root / "files", "limit": 20, "out": tmp_path / "out"}
     tasks(pair, "last_word", baseline="other", num_fewshot=0, **options)
-    found = json.loads((tmp_path / "out/report.json").read_text())
-    (one,) = found["items"]
-    gap = one["gap"]
-    assert (one["compared"], gap["baseline"], gap["n"]) == ("stranger", "other", 20)
-    assert "first 20 items" in " ".join(found["notes"])
+    content = json.loads((tmp_path / "out/report.json").read_text())
+    (comparison,) = content["items"]
+    gap = comparison["gap"]
+    assert (comparison["compared"], gap["baseline"], gap["n"]) == ("stranger", "other", 20)
+    assert "first 20 items" in " ".join(content["notes"])
 
 
 def test_a_learned_translation_scores_as_sacrebleu_says(tmp_path: Path) -> None:
@@ -199,8 +218,8 @@ def test_a_learned_translation_scores_as_sacrebleu_says(tmp_path: Path) -> None:
         write_translator(tmp_path / name, steps)
     out = tmp_path / "out"
     tasks([tmp_path / "unlearned", tmp_path / "learned"], "toy_translation", limit=40, out=out)
-    found = json.loads((out / "report.json").read_text())
-    scores = {one["name"]: one["tasks"]["toy_translation"] for one in found["models"]}
+    content = json.loads((out / "report.json").read_text())
+    scores = {model["name"]: model["tasks"]["toy_translation"] for model in content["models"]}
     for name in scores:
         items = samples(out, name, "toy_translation")
         said = [item["filtered_resps"][0] for item in items]
@@ -211,12 +230,12 @@ def test_a_learned_translation_scores_as_sacrebleu_says(tmp_path: Path) -> None:
             sacrebleu.corpus_chrf(said, wanted).score
         )
     assert scores["learned"]["bleu"]["value"] > 90 > 10 > scores["unlearned"]["bleu"]["value"]
-    gaps = {one["metric"]: one["gap"]["mean"] for one in found["contrasts"]}
+    gaps = {contrast["metric"]: contrast["gap"]["mean"] for contrast in content["contrasts"]}
     difference = scores["learned"]["bleu"]["value"] - scores["unlearned"]["bleu"]["value"]
     assert gaps["bleu"] == pytest.approx(difference)
 
 
-def test_a_task_of_the_harness_on_local_files(place: Path, tmp_path: Path) -> None:
+def test_a_task_of_the_harness_on_local_files(models_root: Path, tmp_path: Path) -> None:
     """As docs/evaluation.md has it: the task's own code, and three other keys."""
     import lm_eval.tasks
 
@@ -235,8 +254,8 @@ def test_a_task_of_the_harness_on_local_files(place: Path, tmp_path: Path) -> No
     (tmp_path / "own").mkdir()
     text = yaml.safe_dump({**task, "dataset_kwargs": {"data_files": data}})
     (tmp_path / "own/sst2_local.yaml").write_text(text)
-    one = [place / "vanilla-1"]
-    tasks(one, "sst2_local", include_path=tmp_path / "own", num_fewshot=2, out=tmp_path / "out")
+    exports = [models_root / "vanilla-1"]
+    tasks(exports, "sst2_local", include_path=tmp_path / "own", num_fewshot=2, out=tmp_path / "out")
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["tasks"]["sst2_local"]["shots"] == 2
     assert report["tasks"]["sst2_local"]["items"] == 8

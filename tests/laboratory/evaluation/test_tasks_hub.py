@@ -65,7 +65,7 @@ def test_data_come_from_the_hub_and_then_from_the_cache(tmp_path: Path) -> None:
     assert "sst2" in done.stdout and "WARNING" not in done.stdout and "Traceback" not in done.stderr
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["tasks"]["sst2"] == {"version": 1.0, "shots": 0, "items": 6}
-    assert [one["gap"]["n"] for one in report["items"]] == [6]
+    assert [comparison["gap"]["n"] for comparison in report["items"]] == [6]
     # The hub is gone. What was fetched is found again, what was not is refused.
     command[command.index("sst2")] = "sst2,mrpc"
     done = warm_cli(command, environment=environment | {"HF_HUB_OFFLINE": "1"})

@@ -72,7 +72,7 @@ def write_bert(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def models_root(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Two exports, a BERT, and the data."""
     require_packages("a test")
     directory = tmp_path_factory.mktemp("fine-tuned")
@@ -97,14 +97,14 @@ def results_of(report: dict[str, Any]) -> list[dict[str, Any]]:
     return [trial["result"] for trial in report["trials"]]
 
 
-def test_exports_learn_with_their_rows_frozen_again(place: Path, tmp_path: Path) -> None:
-    exports = [place / "vanilla-1", place / "orthogonal-1"]
-    options = {**QUICK, "data": str(place / "data"), "out": tmp_path, "epochs": 4}
+def test_exports_learn_with_their_rows_frozen_again(models_root: Path, tmp_path: Path) -> None:
+    exports = [models_root / "vanilla-1", models_root / "orthogonal-1"]
+    options = {**QUICK, "data": str(models_root / "data"), "out": tmp_path, "epochs": 4}
     glue(exports, **options)
     report = report_of(tmp_path)
     assert [trial["kept"] for trial in report["trials"]] == [False, False]
     first, second = results_of(report)
-    assert [one["metrics"]["score"] > 0.9 for one in (first, second)] == [True, True]
+    assert [result["metrics"]["score"] > 0.9 for result in (first, second)] == [True, True]
     assert first["frozen_parameters"] == 0
     assert second["frozen_parameters"] == 2 * 64 * (32 + 1)  # with their biases
     assert second["items"] == 60 and 1 <= second["best_epoch"] <= 4
@@ -119,51 +119,57 @@ def test_exports_learn_with_their_rows_frozen_again(place: Path, tmp_path: Path)
     assert results_of(again) == results_of(report)
 
 
-def test_query_and_key_train_if_that_is_asked_for(place: Path, tmp_path: Path) -> None:
-    options = {**QUICK, "data": str(place / "data"), "out": tmp_path, "epochs": 1}
-    glue([place / "orthogonal-1"], train_query_key=True, baseline="orthogonal-1", **options)
+def test_query_and_key_train_if_that_is_asked_for(models_root: Path, tmp_path: Path) -> None:
+    options = {**QUICK, "data": str(models_root / "data"), "out": tmp_path, "epochs": 1}
+    glue([models_root / "orthogonal-1"], train_query_key=True, baseline="orthogonal-1", **options)
     report = report_of(tmp_path)
     assert report["baseline"] == "orthogonal"  # the group of that name of a run
     assert results_of(report)[0]["frozen_parameters"] == 0
     assert "--train-query-key: Q and K trained like everything else" in report["notes"]
 
 
-def test_the_four_arms_of_the_reservoir_test(place: Path, tmp_path: Path) -> None:
-    options = {**QUICK, "data": str(place / "data"), "out": tmp_path, "epochs": 4}
-    reservoir(place / "bert", **options)
+def test_the_four_arms_of_the_reservoir_test(models_root: Path, tmp_path: Path) -> None:
+    options = {**QUICK, "data": str(models_root / "data"), "out": tmp_path, "epochs": 4}
+    reservoir(models_root / "bert", **options)
     report = report_of(tmp_path)
     groups = [trial["group"] for trial in report["trials"]]
     assert groups == ["trained", "frozen", "per head", "one matrix"]
     results = results_of(report)
     frozen = 2 * 2 * 32 * 33
-    assert [one["frozen_parameters"] for one in results] == [0, *[frozen] * 3]
-    for one in results:
-        assert one["metrics"]["accuracy"] > 0.8 and one["metrics"]["f1"] > 0.8
-    measured = [(one["metrics"], one["score_aside_by_epoch"]) for one in results]
+    assert [result["frozen_parameters"] for result in results] == [0, *[frozen] * 3]
+    for result in results:
+        assert result["metrics"]["accuracy"] > 0.8 and result["metrics"]["f1"] > 0.8
+    measured = [(result["metrics"], result["score_aside_by_epoch"]) for result in results]
     assert measured[1] != measured[2]
-    metrics = [(one["group"], one["metric"]) for one in report["comparisons"]]
+    metrics = [(comparison["group"], comparison["metric"]) for comparison in report["comparisons"]]
     arms = ("frozen", "per head", "one matrix")
     assert metrics == [(arm, metric) for metric in ("accuracy", "f1") for arm in arms]
 
 
-def test_texts_are_joined_as_the_model_knows_them(place: Path) -> None:
+def test_texts_are_joined_as_the_model_knows_them(models_root: Path) -> None:
     from datasets import Dataset
 
     rows = Dataset.from_list([{"sentence1": "good film", "sentence2": "bad day", "label": 1}])
-    bert = load_tokenizer(open_pretrained(place / "bert", False))
+    bert = load_tokenizer(open_pretrained(models_root / "bert", False))
     (encoded,) = encode(TASKS["rte"], rows, bert, None)
     assert encoded["input_ids"] == [1, 12, 5, 2, 13, 8, 2] and encoded["labels"] == 1
     (cut,) = encode(TASKS["rte"], rows, bert, 6)
     assert len(cut["input_ids"]) == 6
-    export = load_tokenizer(open_pretrained(place / "vanilla-1", False))
+    export = load_tokenizer(open_pretrained(models_root / "vanilla-1", False))
     (encoded,) = encode(TASKS["rte"], rows, export, None)
     assert encoded["input_ids"][0] == export.pad_token_id == export.eos_token_id
     text = export.decode(encoded["input_ids"][1:])
     assert text.strip() == "good film\nbad day"
 
 
-def test_mistakes_are_refused_before_anything_is_trained(place: Path, tmp_path: Path) -> None:
-    command = ["evaluate", "reservoir", str(place / "bert"), "--data", str(place / "data")]
+def test_mistakes_are_refused_before_anything_is_trained(models_root: Path, tmp_path: Path) -> None:
+    command = [
+        "evaluate",
+        "reservoir",
+        str(models_root / "bert"),
+        "--data",
+        str(models_root / "data"),
+    ]
     done = warm_cli([*command, "--task", "sst3"])
     assert_refused(done, "--task: there is no task 'sst3'; there are cola, sst2")
     options = {**QUICK, "out": tmp_path}
@@ -172,9 +178,9 @@ def test_mistakes_are_refused_before_anything_is_trained(place: Path, tmp_path: 
         few.mkdir(parents=True)
         for split in ("train", "validation"):
             (few / f"{split}.jsonl").write_text(json.dumps(reviews(1, 0)[0]) + "\n")
-        glue([place / "vanilla-1"], data=str(tmp_path / "few"), **options)
+        glue([models_root / "vanilla-1"], data=str(tmp_path / "few"), **options)
     with pytest.raises(UserError, match="the loss of a fine-tuning is nan; lower --learning-rate"):
         far = {**options, "learning_rate": 1e30, "epochs": 1}
-        glue([place / "vanilla-1"], data=str(place / "data"), **far)
+        glue([models_root / "vanilla-1"], data=str(models_root / "data"), **far)
     assert not list(tmp_path.glob("trials/*"))
-    assert read_task(TASKS["sst2"], str(place / "data"))["train"].num_rows == 160
+    assert read_task(TASKS["sst2"], str(models_root / "data"))["train"].num_rows == 160

@@ -62,13 +62,15 @@ def test_an_eighth_of_bert_base_is_frozen() -> None:
 def test_a_step_of_adamw_leaves_frozen_rows_and_moves_the_others(name: str) -> None:
     model = classifier(name).train()
     projections = query_key(model)
-    assert [(one.role, one.layer) for one in projections].count(("query", 1)) == 1
+    assert [(query_or_key.role, query_or_key.layer) for query_or_key in projections].count(
+        ("query", 1)
+    ) == 1
     key_heads = 2 if name == "llama" else 4
-    assert {(one.role, len(one.heads)) for one in projections} == {
+    assert {(query_or_key.role, len(query_or_key.heads)) for query_or_key in projections} == {
         ("query", 4),
         ("key", key_heads),
     }
-    before = {key: value.detach().clone() for key, value in model.named_parameters()}
+    initial = {key: value.detach().clone() for key, value in model.named_parameters()}
     frozen = freeze(model, all_rows(projections))
     training = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(training, lr=0.1, weight_decay=0.0)
@@ -78,7 +80,7 @@ def test_a_step_of_adamw_leaves_frozen_rows_and_moves_the_others(name: str) -> N
         optimizer.step()
         optimizer.zero_grad()
     frozen.check()
-    changed = {key for key, value in model.named_parameters() if not value.equal(before[key])}
+    changed = {key for key, value in model.named_parameters() if not value.equal(initial[key])}
     fused = name in ("gpt2", "neox")
     for projection in projections:
         assert (f"{projection.name}.weight" in changed) == fused  # by its values alone
@@ -87,7 +89,7 @@ def test_a_step_of_adamw_leaves_frozen_rows_and_moves_the_others(name: str) -> N
         first, end = values[name]
         weight = f"{projections[0].name}.weight"
         ours = rows_of(projections[0].module)
-        theirs = before[weight].T if name == "gpt2" else before[weight]
+        theirs = initial[weight].T if name == "gpt2" else initial[weight]
         assert not ours[first:end].equal(theirs[first:end])
     with torch.no_grad():
         rows_of(projections[0].module)[0, 0] += 1e-3

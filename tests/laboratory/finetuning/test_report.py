@@ -30,22 +30,24 @@ def trial(
 
 def test_pairs_are_of_pretraining_seeds_where_there_are_several() -> None:
     base = [trial("a", p, s, 0.9 + 0.01 * p + 0.001 * s) for p in (1, 2, 3) for s in (1, 2)]
-    own = [trial("b", p, s, 0.9 + 0.02 * p + 0.001 * s) for p in (1, 2, 4) for s in (1, 2)]
-    (found,) = compare_trials([*base, *own], "a", ["score"])
-    assert found.pair == "pretraining" and found.gap is not None
-    assert found.gap.seeds == (1, 2) and found.gap.differences == pytest.approx((0.01, 0.02))
+    group_b = [trial("b", p, s, 0.9 + 0.02 * p + 0.001 * s) for p in (1, 2, 4) for s in (1, 2)]
+    (comparison,) = compare_trials([*base, *group_b], "a", ["score"])
+    assert comparison.pair == "pretraining" and comparison.gap is not None
+    assert comparison.gap.seeds == (1, 2) and comparison.gap.differences == pytest.approx(
+        (0.01, 0.02)
+    )
     half = stats.t.ppf(0.975, 1) * math.sqrt(0.00005) / math.sqrt(2)
-    assert (found.gap.low, found.gap.high) == pytest.approx((0.015 - half, 0.015 + half))
-    assert found.held == 2
+    assert (comparison.gap.low, comparison.gap.high) == pytest.approx((0.015 - half, 0.015 + half))
+    assert comparison.held == 2
 
 
 def test_pairs_are_of_fine_tuning_seeds_of_one_pretraining() -> None:
     base = [trial("a", 7, s, 0.9) for s in (1, 2, 3)]
-    own = [trial("b", 7, s, value) for s, value in ((1, 0.9), (2, 0.84), (3, 0.86))]
-    own += [trial("b", 8, s, 0.1) for s in (1, 2, 3)]  # of other samples in another order
-    (found,) = compare_trials([*base, *own], "a", ["score"])
-    assert found.pair == "fine-tuning" and found.gap is not None and found.gap.n == 3
-    assert found.gap.differences == pytest.approx((0, -0.06, -0.04)) and found.held == 2
+    group_b = [trial("b", 7, s, value) for s, value in ((1, 0.9), (2, 0.84), (3, 0.86))]
+    group_b += [trial("b", 8, s, 0.1) for s in (1, 2, 3)]  # of other samples in another order
+    (comparison,) = compare_trials([*base, *group_b], "a", ["score"])
+    assert comparison.pair == "fine-tuning" and comparison.gap is not None and comparison.gap.n == 3
+    assert comparison.gap.differences == pytest.approx((0, -0.06, -0.04)) and comparison.held == 2
     foreign = [trial("c", None, s, 0.9) for s in (1, 2, 3)]
     (other,) = compare_trials([*base, *foreign], "a", ["score"])
     assert other.gap is not None and other.gap.n == 3 and other.held == 3
@@ -60,13 +62,13 @@ def test_p_values_are_adjusted_over_tasks_and_groups() -> None:
         for seed in (1, 2, 3)
     ]
     comparisons = compare_trials(trials, "a", ["score"])
-    assert [(one.task, one.group) for one in comparisons] == [
+    assert [(comparison.task, comparison.group) for comparison in comparisons] == [
         (t, g) for t in ("sst2", "rte") for g in "bc"
     ]
-    smallest = min(one.gap.t_p for one in comparisons if one.gap)
-    assert min(one.gap.t_p_holm for one in comparisons if one.gap) == pytest.approx(
-        min(1, 4 * smallest)
-    )
+    smallest = min(comparison.gap.t_p for comparison in comparisons if comparison.gap)
+    assert min(
+        comparison.gap.t_p_holm for comparison in comparisons if comparison.gap
+    ) == pytest.approx(min(1, 4 * smallest))
 
 
 def test_the_report_says_what_was_compared() -> None:

@@ -38,20 +38,20 @@ def test_answers_of_a_hypothesis(
 
 
 def test_the_edges_are_not_part_of_an_answer() -> None:
-    one = Hypothesis("new", "within", 2.0, "old")
-    lower, upper = one.edges
+    within = Hypothesis("new", "within", 2.0, "old")
+    lower, upper = within.edges
     assert (lower, upper) == (pytest.approx(np.log(0.98)), pytest.approx(np.log(1.02)))
-    assert one.answer((-0.01, upper), (-0.01, upper)) is None
-    assert one.answer((lower, 0.01), (lower, 0.01)) is None
-    assert one.answer((upper, 1.0), (upper, 1.0)) is None
-    assert one.answer((-1.0, lower), (-1.0, lower)) is None
+    assert within.answer((-0.01, upper), (-0.01, upper)) is None
+    assert within.answer((lower, 0.01), (lower, 0.01)) is None
+    assert within.answer((upper, 1.0), (upper, 1.0)) is None
+    assert within.answer((-1.0, lower), (-1.0, lower)) is None
     worse = Hypothesis("new", "worse", 2.0, "old")
     assert worse.answer((upper, 1.0), (-1.0, upper)) is None
     better = Hypothesis("new", "better", 2.0, "old")
     assert better.answer((-1.0, lower), (lower, 1.0)) is None
     assert better.answered("no", "") == "Is new more than 2 % better than old? No"
     assert str(Hypothesis.parse("new within 0.5% of old")) == "new within 0.5 % of old"
-    assert one.answered("no", "") == "Is new within ± 2 % of old? No"
+    assert within.answered("no", "") == "Is new within ± 2 % of old? No"
 
 
 @pytest.mark.parametrize(("question", "sign"), [("better", -1), ("worse", 1)])

@@ -119,8 +119,8 @@ def test_further_runs_are_named_and_change_nothing(tiny_shards: Path, tmp_path: 
     grid, runs = planned(tmp_path, tiny_shards)
     assert sealed(grid, runs, "orthogonal better 1% than vanilla") is not None
     paths = finish(runs, tiny_shards, gap=0.03)
-    before = compare_runs(paths, "vanilla").seals
-    assert "': MISS." in before[0]
+    first_seals = compare_runs(paths, "vanilla").seals
+    assert "': MISS." in first_seals[0]
     more = finish(planned(tmp_path, tiny_shards, seeds=[6, 7, 8])[1], tiny_shards, gap=-0.5)
     other = tmp_path / "elsewhere"
     other.mkdir()
@@ -154,7 +154,7 @@ def test_compare_judges_a_trial_by_its_own_rule_alone(tiny_shards: Path, tmp_pat
 def fabricated(differences: Sequence[float], trial: bool = False) -> Campaign:
     """A sealed campaign whose pairs have these differences."""
     seal = made_seal(len(differences), trial=trial)
-    old = [4.0 + 0.1 * place for place in range(len(differences))]
+    old = [4.0 + 0.1 * index for index in range(len(differences))]
     new = [loss + difference for loss, difference in zip(old, differences, strict=True)]
     return Campaign(seal, {"old": old, "new": new})
 
@@ -261,7 +261,10 @@ def test_what_a_run_was_before_a_resume_or_a_branch_counts(
     segments: list[dict[str, Any]], told: str
 ) -> None:
     campaign = fabricated(CLEAR)
-    environment = {"git_commit": "c", "segments": [{"started": LATER} | one for one in segments]}
+    environment = {
+        "git_commit": "c",
+        "segments": [{"started": LATER} | segment for segment in segments],
+    }
     runs = [
         replace(run, environment=environment) if run.name == "new-seed_3" else run
         for run in campaign.runs(range(1, 6))
@@ -330,8 +333,8 @@ def test_strangers_have_the_name_or_the_settings_of_a_sealed_design() -> None:
 
     campaign = fabricated(CLEAR)
     runs = [other("new", 7, "third"), other("third", 8, "new"), other("third", 9, "third")]
-    found = campaign.seal.strangers([*campaign.runs(range(1, 6)), *runs], ("old", "new"))
-    assert [run.seed for run in found] == [7, 8]
+    strangers = campaign.seal.strangers([*campaign.runs(range(1, 6)), *runs], ("old", "new"))
+    assert [run.seed for run in strangers] == [7, 8]
 
 
 @pytest.mark.parametrize("lacking", [0, 3])
@@ -377,15 +380,15 @@ def test_the_correction_is_over_the_hypotheses_of_the_seal_whatever_is_compared(
 
 
 def test_p_values_are_the_t_tests_own_and_turn_with_the_interval() -> None:
-    own = {seed: made_run("new", seed, 4.0 + gap) for seed, gap in enumerate(CLEAR)}
-    base = {seed: made_run("old", seed, 4.0) for seed in own}
-    gap = gap_at_end(own, base)
+    new_runs = {seed: made_run("new", seed, 4.0 + gap) for seed, gap in enumerate(CLEAR)}
+    base = {seed: made_run("old", seed, 4.0) for seed in new_runs}
+    gap = gap_at_end(new_runs, base)
     assert gap is not None and gap.t_p is not None and gap.high is not None
     assert p_value(Hypothesis("new", "worse", 0.0, "old"), gap) == pytest.approx(gap.t_p)
     assert p_value(Hypothesis("new", "better", 1.0, "old"), gap) == 1.0
     # The margin is what is tested: the p value is that of the differences beyond it.
-    beyond = {seed: made_run("old", seed, 4.0 + np.log(1.01)) for seed in own}
-    shifted = gap_at_end(own, beyond)
+    beyond = {seed: made_run("old", seed, 4.0 + np.log(1.01)) for seed in new_runs}
+    shifted = gap_at_end(new_runs, beyond)
     assert shifted is not None
     assert p_value(Hypothesis("new", "worse", 1.0, "old"), gap) == pytest.approx(shifted.t_p)
     edge = 100 * (np.exp(gap.high) - 1)

@@ -109,7 +109,7 @@ def test_a_strange_file_is_one_sentence_and_leaves_the_others(
     (problem,) = read.problems
     assert problem.startswith(f"{path} is not a valid seal file (") and told in problem
     assert problem.isprintable() and len(problem) < 500
-    assert [own.path for own in read.seals] == [seal.path] and read.seals[0].intact
+    assert [stored.path for stored in read.seals] == [seal.path] and read.seals[0].intact
 
 
 def test_the_hash_is_of_the_content_and_in_the_name(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_hash_is_of_the_content_and_in_the_name(tmp_path: Path) -> None:
     copy.write_text(json.dumps(content))
     content["sealed"] = dict(reversed(content["sealed"].items()))
     seal.path.write_text(json.dumps(content))
-    assert {own.path: own.intact for own in read_seals([tmp_path]).seals} == {
+    assert {stored.path: stored.intact for stored in read_seals([tmp_path]).seals} == {
         copy: False,
         seal.path: True,
     }

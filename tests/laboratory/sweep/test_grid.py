@@ -89,7 +89,7 @@ def test_the_name_of_an_entry_is_the_trunk_of_its_branches(tmp_path: Path) -> No
     waiting = list(runs.values())[:6]
     order = []
     while (run := next_run(waiting, [])) is not None:
-        branches = [own for own in waiting if own.config.schedule.branch_from == run.path]
+        branches = [branch for branch in waiting if branch.config.schedule.branch_from == run.path]
         assert next_run(branches, [run]) is None
         waiting.remove(run)
         order.append(run.name)
@@ -198,7 +198,7 @@ def test_only_leaves_what_was_not_asked_for_unchecked(tmp_path: Path) -> None:
 
 
 def names_of(*values: dict[str, Any]) -> list[str]:
-    return run_names([NamedValues(tuple(one.items())) for one in values], "grids/mine.yaml")
+    return run_names([NamedValues(tuple(entry.items())) for entry in values], "grids/mine.yaml")
 
 
 def test_names_read_well() -> None:

@@ -85,8 +85,8 @@ def test_a_file_without_a_norm_is_refused(
     metadata = {"format": FORMAT, "model": "{}", "heads": "{}"}
     whole, damaged = tmp_path / "whole.safetensors", tmp_path / "damaged.safetensors"
     save_file(vectors, whole, metadata)
-    weights = dict(build("vanilla", given=GivenWeights(whole)).named_parameters())
+    weights = dict(build("vanilla", initial_weights=GivenWeights(whole)).named_parameters())
     assert torch.equal(weights["decoder.final_layernorm.bias"], vectors["norm.bias"])
     save_file({name: vectors[name] for name in names if name != lost}, damaged, metadata)
     with pytest.raises(MethodError, match=rf"damaged\.safetensors cannot be used: {lost}: .*"):
-        build("vanilla", given=GivenWeights(damaged))
+        build("vanilla", initial_weights=GivenWeights(damaged))

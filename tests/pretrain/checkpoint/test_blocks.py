@@ -47,8 +47,8 @@ def test_trainable_heads_are_two_logical_parameters() -> None:
     config = load_config("demo", ["attention.variant=hybrid", "attention.frozen_heads={0: 0.5}"])
     names = {
         part.name.rpartition(".")[2]
-        for own in parts_of_rank(tensors(config.shape, config.policy), 0, 2).values()
-        for part in own
+        for parts in parts_of_rank(tensors(config.shape, config.policy), 0, 2).values()
+        for part in parts
     }
     assert {"trained_query", "trained_key"} < names and "trained_query_key" not in names
 
@@ -63,14 +63,14 @@ def test_a_range_is_split_by_the_parts_that_it_meets() -> None:
     assert [part.numel for part in parts] == [6, 4, 2]
     for start in range(12):
         for length in range(13 - start):
-            found = list(overlaps(start, length, parts))
+            pieces = list(overlaps(start, length, parts))
             places = [
                 (part.start + inside + n, beside + n)
-                for part, inside, beside, count in found
+                for part, inside, beside, count in pieces
                 for n in range(count)
             ]
             assert places == [(start + n, n) for n in range(length)]
-            assert all(inside + count <= part.numel and count for part, inside, _, count in found)
+            assert all(inside + count <= part.numel and count for part, inside, _, count in pieces)
 
 
 def test_a_fused_weight_of_two_parts_is_the_same_after_every_change_of_the_size() -> None:
@@ -86,11 +86,11 @@ def test_a_fused_weight_of_two_parts_is_the_same_after_every_change_of_the_size(
         ] * 2
         return torch.cat(shares)
 
-    for before, after in pairwise((1, 2, 4, 1)):
+    for saved_size, after in pairwise((1, 2, 4, 1)):
         stored: dict[str, torch.Tensor] = {}
-        for rank in range(before):
-            held = of_rank(rank, before).flatten()
-            for part in parts_of_rank([fused], rank, before)[fused.name]:
+        for rank in range(saved_size):
+            held = of_rank(rank, saved_size).flatten()
+            for part in parts_of_rank([fused], rank, saved_size)[fused.name]:
                 logical = stored.setdefault(part.name, torch.full(part.shape, -1))
                 values = held[part.start : part.start + part.numel]
                 logical[part.block.first : part.block.last] = values.view(-1, 3)
@@ -100,4 +100,4 @@ def test_a_fused_weight_of_two_parts_is_the_same_after_every_change_of_the_size(
                 stored[part.name][part.block.first : part.block.last]
                 for part in parts_of_rank([fused], rank, after)[fused.name]
             ]
-            assert torch.equal(torch.cat(read), of_rank(rank, after)), (before, after)
+            assert torch.equal(torch.cat(read), of_rank(rank, after)), (saved_size, after)

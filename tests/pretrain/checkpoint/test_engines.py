@@ -95,22 +95,28 @@ def masters(engine: Any) -> dict[str, torch.Tensor]:
         weights = {name: safe_get_full_fp32_param(parameter) for name, parameter in weights.items()}
     elif hasattr(engine.optimizer, "fp32_groups"):
         low, high = engine.optimizer.fp16_groups, engine.optimizer.fp32_groups
-        copies = {id(one): copy for one, copy in zip(chain(*low), chain(*high), strict=True)}
+        copies = {
+            id(parameter): copy for parameter, copy in zip(chain(*low), chain(*high), strict=True)
+        }
         weights = {name: copies[id(parameter)] for name, parameter in weights.items()}
     return {name: values.detach().clone().flatten() for name, values in weights.items()}
 
 
 def moments(engine: Any) -> dict[str, torch.Tensor]:
     return {
-        f"{kind}/{own.name}": own.values(kind).clone()
-        for own in slices_of_rank(engine)
+        f"{kind}/{weight_slice.name}": weight_slice.values(kind).clone()
+        for weight_slice in slices_of_rank(engine)
         for kind in ADAMW.states
     }
 
 
 def steps(engine: Any) -> set[float]:
     """The step counts of all states."""
-    return {own.step.item() for own in slices_of_rank(engine) if own.step is not None}
+    return {
+        weight_slice.step.item()
+        for weight_slice in slices_of_rank(engine)
+        if weight_slice.step is not None
+    }
 
 
 def save(engine: Any, context: ParallelContext, path: Path) -> None:
@@ -128,8 +134,8 @@ def expected_moments(context: ParallelContext) -> dict[str, torch.Tensor]:
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     state = engine.optimizer.state
     return {
-        f"{kind}/{names[id(one)]}": state[one][kind].flatten()
-        for one in state
+        f"{kind}/{names[id(parameter)]}": state[parameter][kind].flatten()
+        for parameter in state
         for kind in ADAMW.states
     }
 
@@ -147,16 +153,16 @@ def test_slices_are_the_masters_and_moments_and_another_engine_goes_on_from_them
     for number in (1, 2):
         step(engine, number)
     expected = masters(engine)
-    slices = {each.name: each for each in slices_of_rank(engine)}
+    slices = {weight_slice.name: weight_slice for weight_slice in slices_of_rank(engine)}
     assert slices.keys() == expected.keys()
-    for name, own in slices.items():
-        assert (own.start, own.length) == (0, expected[name].numel())
-        assert own.kinds == ("master", *ADAMW.states)
-        assert torch.equal(own.values("master"), expected[name])
-    found = moments(engine)
+    for name, weight_slice in slices.items():
+        assert (weight_slice.start, weight_slice.length) == (0, expected[name].numel())
+        assert weight_slice.kinds == ("master", *ADAMW.states)
+        assert torch.equal(weight_slice.values("master"), expected[name])
+    engine_moments = moments(engine)
     rounding = 1e-5 if dtype == "fp32" else 0.7
     for key, values in expected_moments.items():
-        assert (found[key] - values).norm() <= rounding * values.norm(), key
+        assert (engine_moments[key] - values).norm() <= rounding * values.norm(), key
     save(engine, context, path)
     other = engine_of(context, stage, dtype, path)
     assert counters_of(other) == counters_of(engine)

@@ -81,12 +81,12 @@ def test_each_parameter_has_the_states_of_its_own_optimizer(tmp_path: Path) -> N
     snapshot = Snapshot(0, parameters, torch.arange(12.0))
     write_checkpoint(tmp_path / "step_00000001", [snapshot], about())
     stored = StoredCheckpoint(tmp_path / "step_00000001")
-    found = {
+    stored_values = {
         f"{kind}/{name}": stored.full(kind, name).tolist()
         for name, parameter in stored.parameters.items()
         for kind in parameter.kinds
     }
-    assert found == {
+    assert stored_values == {
         "master/moments": [0, 1],
         "master/momentum": [2, 3],
         "master/bare": [4, 5],
@@ -135,7 +135,7 @@ def test_a_large_file_is_made_durable_as_it_is_written(
     write_snapshot(slice_of_full(0, CUTS[0][0]), tmp_path, threading.Event())
     whole = (tmp_path / "rank_00000.safetensors").stat().st_size
     of_file = sizes[: sizes.index(whole) + 1]
-    steps = [after - before for before, after in zip([0, *of_file], of_file, strict=False)]
+    steps = [after - previous for previous, after in zip([0, *of_file], of_file, strict=False)]
     assert len(steps) > 5 and max(steps[1:]) < 64 + 32
 
 
@@ -169,9 +169,11 @@ def test_the_name_of_a_checkpoint_is_durable_before_it_counts(
     ],
 )
 def test_gaps_are_found(slices: list[tuple[Block, int, int]], gap: str | None) -> None:
-    found = StoredParameter(SHAPE, 1, tuple(StoredSlice("file", *piece) for piece in slices)).gap()
-    assert (found is None) == (gap is None)
-    assert found is None or str(gap) in found
+    sentence = StoredParameter(
+        SHAPE, 1, tuple(StoredSlice("file", *piece) for piece in slices)
+    ).gap()
+    assert (sentence is None) == (gap is None)
+    assert sentence is None or str(gap) in sentence
 
 
 @pytest.fixture
@@ -198,7 +200,7 @@ def test_another_format_is_told_and_not_read(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "place", "value", "problem"),
+    ("file", "keys", "value", "problem"),
     [
         ("checkpoint.json", ("position", "step"), -1, "position.step: input should be greater"),
         ("checkpoint.json", ("position", "step"), 1 << 60, "position.step: input should be less"),
@@ -215,12 +217,12 @@ def test_another_format_is_told_and_not_read(checkpoint: Path) -> None:
     ],
 )
 def test_a_value_out_of_bounds_is_named(
-    checkpoint: Path, file: str, place: tuple[str, ...], value: object, problem: str
+    checkpoint: Path, file: str, keys: tuple[str, ...], value: object, problem: str
 ) -> None:
     def change(content: dict[str, Any]) -> None:
-        for key in place[:-1]:
+        for key in keys[:-1]:
             content = content[key]
-        content[place[-1]] = value
+        content[keys[-1]] = value
 
     edit(checkpoint / file, change)
     with pytest.raises(UserError, match=f"{file} is damaged: .*{problem}.*; restore it, or take"):
@@ -271,13 +273,13 @@ def test_what_verify_finds(checkpoint: Path) -> None:
     for share in ((0, 3), (1, 3), (2, 3)):
         verify(checkpoint, True, share=share)
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    found = []
+    refusals = []
     for rank in range(3):  # each hashes a part of the files; one of them has this one
         try:
             verify(checkpoint, True, share=(rank, 3))
         except UserError as error:
-            found.append(str(error))
-    assert len(found) == 1 and f"{file} does not have the SHA-256" in found[0]
+            refusals.append(str(error))
+    assert len(refusals) == 1 and f"{file} does not have the SHA-256" in refusals[0]
     verify(checkpoint, False)
     file.write_bytes(content[:-1])
     size = len(content)
@@ -303,9 +305,9 @@ def test_alone_verify_reads_every_file_and_says_how_far(
     assert set(said) == {"verifying step_00000001: 0.0 of 0.0 GB"}
     for file in files:
         content = file.read_bytes()
-        for place in (0, -1):
+        for index in (0, -1):
             changed = bytearray(content)
-            changed[place] ^= 1
+            changed[index] ^= 1
             file.write_bytes(changed)
             with pytest.raises(UserError, match=file.name):
                 verify(checkpoint, True)

@@ -34,8 +34,8 @@ def identity(bank: dict[str, Any] = BANK, **keys: Any) -> dict[str, Any]:
     return {"keys": every, "data": DATA, "frozen_bank": bank}
 
 
-def saved_as(found: dict[str, Any]) -> About:
-    return cast(About, SimpleNamespace(**found))
+def saved_as(saved_identity: dict[str, Any]) -> About:
+    return cast(About, SimpleNamespace(**saved_identity))
 
 
 def test_a_setting_of_the_data_may_change_where_that_is_allowed() -> None:
@@ -116,26 +116,28 @@ def test_another_bank_is_refused() -> None:
 def test_an_identity_is_of_all_that_decides_the_weights_and_not_of_the_layout() -> None:
     blend = cast(Blend, SimpleNamespace(describe=lambda: DATA))
 
-    def found(*overrides: str) -> dict[str, Any]:
+    def identity_with(*overrides: str) -> dict[str, Any]:
         config = load_config("demo", [*overrides])
         ranks = config.parallel.tensor_model_parallel_size
         return run_identity(resolve(config, ranks), blend)
 
-    plain = found()
+    plain = identity_with()
     assert plain["data"] == DATA and plain["frozen_bank"]["sha256"] == {}
     assert plain["frozen_bank"]["recipe"]["hidden_size"] == plain["keys"]["model.hidden_size"]
     assert plain["keys"]["model.initial_weights"] is None
-    assert found("attention.variant=vanilla")["frozen_bank"]["recipe"] is None
-    assert found("parallel.tensor_model_parallel_size=2", "data.micro_batch_size=2") == plain
-    assert found("run.seed=77") != plain != found("model.num_layers=3")
+    assert identity_with("attention.variant=vanilla")["frozen_bank"]["recipe"] is None
+    assert (
+        identity_with("parallel.tensor_model_parallel_size=2", "data.micro_batch_size=2") == plain
+    )
+    assert identity_with("run.seed=77") != plain != identity_with("model.num_layers=3")
     former = "attention.unfreeze"
     key = "the steps after which attention.phases applies"
-    later = found("attention.variant=unfreeze", "attention.phases=[{at: 0.25, train: 1}]")
+    later = identity_with("attention.variant=unfreeze", "attention.phases=[{at: 0.25, train: 1}]")
     assert key not in plain["keys"] and later["keys"][key]
     longer = ["attention.phases=[{at: 0.125, train: 1}]", "schedule.steps=480"]
-    same_step = found("attention.variant=unfreeze", *longer)
+    same_step = identity_with("attention.variant=unfreeze", *longer)
     assert accept_identity("step_1", saved_as(later), same_step, allow_data_change=False) == []
-    moved = found("attention.variant=unfreeze", longer[0])
+    moved = identity_with("attention.variant=unfreeze", longer[0])
     said = r"applied after steps \[60\], in this run it would after \[30\]; set its `at`"
     with pytest.raises(UserError, match=said):
         accept_identity("step_1", saved_as(later), moved, allow_data_change=False)

@@ -29,8 +29,9 @@ def test_checkpoints_that_come_and_go_are_no_error(tmp_path: Path) -> None:
     training.start()
     try:
         for _ in range(60):
-            for each in list_checkpoints(tmp_path):
-                verified(each, print)
+            for checkpoint in list_checkpoints(tmp_path):
+                verified(checkpoint, print)
+        assert training.is_alive()
     finally:
         ended.set()
         training.join()

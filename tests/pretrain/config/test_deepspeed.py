@@ -47,16 +47,16 @@ def test_our_keys_are_filled_in(stage: str) -> None:
     config = demo(
         f"deepspeed.config={stage}", "precision.dtype=bf16", "optimizer.gradient_clip=0.5"
     )
-    given = settings_of(config, 4)
-    assert given["train_batch_size"] == 16
-    assert given["train_micro_batch_size_per_gpu"] == 2
-    assert given["gradient_accumulation_steps"] == 4  # 2 data-parallel ranks beside TP 2
-    assert given["gradient_clipping"] == 0.5
-    assert given["bf16"]["enabled"] is True
-    assert given["bf16"].get("immediate_grad_update", False) == (stage == "zero1")
-    assert given["data_types"] == {"grad_accum_dtype": "fp32"}
-    assert given["communication_data_type"] == "fp32"
-    assert given["zero_optimization"]["stage"] == stage_of(config, 4) == int(stage[-1])
+    settings = settings_of(config, 4)
+    assert settings["train_batch_size"] == 16
+    assert settings["train_micro_batch_size_per_gpu"] == 2
+    assert settings["gradient_accumulation_steps"] == 4  # 2 data-parallel ranks beside TP 2
+    assert settings["gradient_clipping"] == 0.5
+    assert settings["bf16"]["enabled"] is True
+    assert settings["bf16"].get("immediate_grad_update", False) == (stage == "zero1")
+    assert settings["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert settings["communication_data_type"] == "fp32"
+    assert settings["zero_optimization"]["stage"] == stage_of(config, 4) == int(stage[-1])
 
 
 def test_gradients_summed_in_bf16_are_reduced_in_bf16() -> None:
@@ -79,8 +79,8 @@ def test_deepspeed_accepts_the_result_without_complaint(stage: str, dtype: str) 
         f"deepspeed.config={stage}",
         f"precision.dtype={dtype}",
     )
-    given = settings_of(config, 1)
-    read = DeepSpeedConfig(given)
+    settings = settings_of(config, 1)
+    read = DeepSpeedConfig(settings)
     assert read.zero_optimization_stage == int(stage[-1])
     assert read.gradient_accumulation_steps == 8
     assert read.gradient_clipping == 1.0
@@ -97,8 +97,8 @@ def test_every_shipped_key_is_explained() -> None:
             files("ds_configs").joinpath(f"{stage}.json").read_text(encoding="utf-8")
         )
         for key in [*settings, *settings["zero_optimization"], *settings.get("bf16", {})]:
-            known = key in ("zero_optimization", "bf16")
-            assert known or re.search(rf"`((zero_optimization|bf16)\.)?{key}`", readme), key
+            is_section = key in ("zero_optimization", "bf16")
+            assert is_section or re.search(rf"`((zero_optimization|bf16)\.)?{key}`", readme), key
 
 
 def test_the_known_keys_are_deepspeeds() -> None:
@@ -111,9 +111,9 @@ def test_the_known_keys_are_deepspeeds() -> None:
 
 
 def test_overrides_are_merged_key_by_key_and_leave_the_rest() -> None:
-    given = settings_of(demo("deepspeed.overrides.zero_optimization.reduce_bucket_size=1000"), 4)
-    assert given["zero_optimization"]["reduce_bucket_size"] == 1000
-    assert given["zero_optimization"]["stage"] == 1
+    settings = settings_of(demo("deepspeed.overrides.zero_optimization.reduce_bucket_size=1000"), 4)
+    assert settings["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert settings["zero_optimization"]["stage"] == 1
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,17 @@ def test_every_key_has_a_complete_record(key: str, field: FieldInfo) -> None:
     assert (field.description or "").endswith(".")
     # What a checkpoint compares is refused; what it refuses, it compares by the value, the data or
     # the bank.
-    assert record.on_resume is OnResume.REFUSED if record.identity or record.data_change else True
+    if record.identity or record.data_change:
+        assert record.on_resume is OnResume.REFUSED
     if record.on_resume is OnResume.REFUSED and not record.identity:
         assert key in ("data.directory", "data.blend") or key.startswith("attention.")
-    assert record.hparam if record.method else True
-    section, _, own = key.partition(".")
+    if record.method:
+        assert record.hparam
+    section, _, name = key.partition(".")
     for other in record.excludes:
-        assert {own, *record.excludes} == {other, *KEYS[f"{section}.{other}"].excludes}
-    # What is refused is so anyway.
-    assert record.on_resume is OnResume.EFFECTIVE if record.trunk else True
+        assert {name, *record.excludes} == {other, *KEYS[f"{section}.{other}"].excludes}
+    if record.trunk:  # what is refused is so anyway
+        assert record.on_resume is OnResume.EFFECTIVE
 
 
 def test_a_key_without_a_record_is_noticed() -> None:
@@ -106,8 +108,8 @@ def test_the_queries_find_what_they_ask_for() -> None:
 
 
 def test_changes_are_what_takes_effect_and_nothing_else() -> None:
-    before = yaml.safe_load(load_config("demo").to_yaml())
-    del before["stability"]  # as an older version would have left it
+    saved_values = yaml.safe_load(load_config("demo").to_yaml())
+    del saved_values["stability"]  # as an older version would have left it
     overrides = (
         "optimizer.weight_decay=0.1",
         "optimizer.betas=[0.8, 0.9]",
@@ -116,13 +118,13 @@ def test_changes_are_what_takes_effect_and_nothing_else() -> None:
         "data.loader_workers=2",
         "stability.max_skipped=5",
     )
-    changed = list(effective_changes(before, load_config("demo", overrides).values))
+    changed = list(effective_changes(saved_values, load_config("demo", overrides).values))
     assert [str(change) for change in changed] == [
         "optimizer.betas is [0.8, 0.9], was [0.9, 0.98]",
         "optimizer.weight_decay is 0.1, was 0.01",
         "schedule.steps is 300, was 240",
     ]
-    assert list(effective_changes(before, load_config("demo").values)) == []
+    assert list(effective_changes(saved_values, load_config("demo").values)) == []
 
 
 def test_the_page_of_all_keys_is_made_from_the_declarations() -> None:

@@ -85,11 +85,11 @@ def test_the_former_key_is_read_as_entries_that_train() -> None:
 
 def kinds(config: Config, phase: int) -> list[set[str]]:
     """The kinds of the tensors of queries and keys in each layer."""
-    found = [set[str]() for _ in range(4)]
+    kinds_by_layer = [set[str]() for _ in range(4)]
     for tensor in config.inventories[phase]:
         if "query_key" in tensor.name and tensor.layer is not None:
-            found[tensor.layer].add(tensor.kind)
-    return found
+            kinds_by_layer[tensor.layer].add(tensor.kind)
+    return kinds_by_layer
 
 
 def test_layers_are_frozen_as_they_are_and_stay_so() -> None:
@@ -126,12 +126,13 @@ def test_a_layer_that_trains_from_the_start_does_not_begin_to_train() -> None:
     without = load_config("demo", ["attention.variant=hybrid", heads])
     config = load_config("demo", [*schedule("{at: 0.5, train: all}", variant="hybrid"), heads])
     assert config.phases[1].newly_trainable == (0,)
-    own, plain = (
-        {tensor.name: tensor.start for tensor in one.inventories[0]} for one in (config, without)
+    starts, plain = (
+        {tensor.name: tensor.start for tensor in configuration.inventories[0]}
+        for configuration in (config, without)
     )
     layer = "decoder.layers.2.self_attention.linear_qkv.trained_query_key"
-    assert own[layer] == "normal"
-    assert own.keys() >= {name for name in plain if ".0." in name}
+    assert starts[layer] == "normal"
+    assert starts.keys() >= {name for name in plain if ".0." in name}
 
 
 def test_the_trained_heads_beside_frozen_ones_are_frozen_too() -> None:
@@ -155,7 +156,7 @@ def test_show_lists_the_phases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "named"),
+    ("overrides", "problem"),
     [
         (
             [UNFREEZE, "deepspeed.config=zero3"],
@@ -228,7 +229,7 @@ def test_show_lists_the_phases() -> None:
         ),
     ],
 )
-def test_impossible_schedules_and_axes_are_refused(overrides: list[str], named: str) -> None:
+def test_impossible_schedules_and_axes_are_refused(overrides: list[str], problem: str) -> None:
     sentence = refusal(*overrides)
-    assert named in sentence
+    assert problem in sentence
     assert "\n" not in sentence

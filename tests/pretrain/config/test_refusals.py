@@ -44,13 +44,15 @@ def test_an_override_that_is_not_yaml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "named"),
+    ("override", "problem"),
     [
         ("run.name=a\nb: c", "override 'run.name=a\\nb: c': the value is not valid YAML"),
         ("run.name=\udcff", "the value is not valid YAML"),
         ("attention.frozen_heads={'" + "9" * 900 + "': 1}", "names no layers"),
         ("deepspeed.config=none.json", "is neither a file nor one of"),
         ("telemetry.profile={at: 1, at: 2}", "line 1: key 'at' is given twice; remove one"),
+        ("telemetry.profile={at:1}", "line 1: 'at:1' is a key without a value; write a space"),
+        ("telemetry.profile={[at]}", "line 1: found unhashable key"),
         ("model.dropout=!!timestamp x", "what is written after !!timestamp is not a date"),
         ('run.name="\\UFFFFFFFF"', "the value is not valid YAML: "),
         ('run.name="\\U00110000"', "the value is not valid YAML: "),
@@ -59,8 +61,8 @@ def test_an_override_that_is_not_yaml() -> None:
         ("attention.frozen_heads=0.5", "it should be a mapping, such as {key: value}"),
     ],
 )
-def test_overrides_that_are_no_value(override: str, named: str) -> None:
-    assert named in message("demo", override, world_size=2)
+def test_overrides_that_are_no_value(override: str, problem: str) -> None:
+    assert problem in message("demo", override, world_size=2)
 
 
 def test_numbers_too_large_for_a_float() -> None:

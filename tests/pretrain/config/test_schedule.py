@@ -61,7 +61,7 @@ def test_one_restart_cycle_is_the_plain_cosine() -> None:
 
 def test_cycles_that_do_not_divide_the_steps_still_end_at_the_floor() -> None:
     rates = [rate(step, 100, kind="cosine_restarts", warmup=0, cycles=7) for step in range(1, 101)]
-    rises = sum(after > before for before, after in itertools.pairwise(rates))
+    rises = sum(after > previous for previous, after in itertools.pairwise(rates))
     assert rises == 6
     assert rates[-1] == 0.1 * PEAK
 
@@ -93,10 +93,10 @@ def test_horizons_share_their_steps_up_to_the_decay_of_the_shorter(total: int) -
     settings = ScheduleSection(steps=total, kind="wsd", warmup_steps=10)
     stable = last_stable_step(settings, total)
     assert stable == 0.8 * total
-    own, longer = (
+    shorter, longer = (
         [rate(step, length, kind="wsd") for step in range(1, total)] for length in (total, 400)
     )
-    assert own[:stable] == longer[:stable] and own[stable] < longer[stable]
+    assert shorter[:stable] == longer[:stable] and shorter[stable] < longer[stable]
 
 
 @pytest.mark.parametrize("kind", KINDS)

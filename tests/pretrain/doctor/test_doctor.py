@@ -42,8 +42,8 @@ class Preflight:
         """Run the doctor on one rank per node, with the rank's own arguments and directory."""
         self.directory.mkdir()
         ranks = [
-            {"node": node, "arguments": list(own), "directory": str(directory)}
-            for node, own, directory in zip(
+            {"node": node, "arguments": list(rank_arguments), "directory": str(directory)}
+            for node, rank_arguments, directory in zip(
                 nodes, arguments, directories or [ROOT] * len(nodes), strict=True
             )
         ]
@@ -108,12 +108,12 @@ def test_other_data_no_data_and_another_config_are_named(
     for rank in (1, 2, 3):
         ranks.output(rank, BAD_NODES)
     report = ranks.report()
-    found = texts(report)
+    problems = texts(report)
     assert report["bad_nodes"] == ["n2", "n3", "n4"]
-    assert "manifest fingerprint" in found["n2", "data"]
-    assert "data directory shards does not exist" in found["n3", "data"]
-    assert "overrides differ" in found["n4", "config"]
-    assert set(found) == {("n2", "data"), ("n3", "data"), ("n4", "config")}
+    assert "manifest fingerprint" in problems["n2", "data"]
+    assert "data directory shards does not exist" in problems["n3", "data"]
+    assert "overrides differ" in problems["n4", "config"]
+    assert set(problems) == {("n2", "data"), ("n3", "data"), ("n4", "config")}
     assert "bad node n3: data directory shards does not exist" in said
     assert said.splitlines()[-1] == "bad-nodes: n2,n3,n4"  # what the job script gives to --exclude
 

@@ -20,13 +20,13 @@ def test_equal_logits_agree(tmp_path: Path) -> None:
     model = tiny_language_model(rotary=True).eval()
     model.save_pretrained(tmp_path)
     with torch.no_grad():
-        own = torch.cat([model(sequence[None]).logits for sequence in TOKENS])
-    agreement = compare_logits(tmp_path, TOKENS, own, custom=False)
+        logits = torch.cat([model(sequence[None]).logits for sequence in TOKENS])
+    agreement = compare_logits(tmp_path, TOKENS, logits, custom=False)
     assert (agreement.difference, agreement.same_token) == (0.0, 1.0)
-    assert (agreement.largest, agreement.compared) == (float(own.abs().max()), own.numel())
+    assert (agreement.largest, agreement.compared) == (float(logits.abs().max()), logits.numel())
     require_agreement(agreement, 0.0)
-    own[1, 5, 3] += 0.5
-    assert compare_logits(tmp_path, TOKENS, own, custom=False).difference == pytest.approx(0.5)
+    logits[1, 5, 3] += 0.5
+    assert compare_logits(tmp_path, TOKENS, logits, custom=False).difference == pytest.approx(0.5)
 
 
 def test_logits_that_are_not_numbers_never_agree(tmp_path: Path) -> None:

@@ -45,6 +45,6 @@ def test_the_export_ends_with_the_rank_that_waits_for_it(tmp_path: Path) -> None
     rank.kill()
     rank.wait()
     gone, alive = psutil.wait_procs([export], timeout=3)
-    for each in alive:
-        each.kill()
+    for process in alive:
+        process.kill()
     assert alive == [] and len(gone) == 1

@@ -71,12 +71,12 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(1)
-    made, config, settings = MODELS[request.param]
-    made = made(config(**settings, **COMMON))
-    for weight in made.parameters():
+    model_class, config, settings = MODELS[request.param]
+    language_model = model_class(config(**settings, **COMMON))
+    for weight in language_model.parameters():
         if weight.requires_grad:
             torch.nn.init.normal_(weight, std=0.3)
-    return made.eval()
+    return language_model.eval()
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +116,11 @@ def test_generating_with_the_cache_gives_the_same_text(
     model: Any, ids: torch.Tensor, options: dict[str, Any], others: dict[str, Any]
 ) -> None:
     torch.manual_seed(3)
-    made = model.generate(ids[:1, :5], **{**GREEDY, **options})
+    generated = model.generate(ids[:1, :5], **{**GREEDY, **options})
     torch.manual_seed(3)
-    assert torch.equal(made, model.generate(ids[:1, :5], use_cache=False, **{**GREEDY, **others}))
+    assert torch.equal(
+        generated, model.generate(ids[:1, :5], use_cache=False, **{**GREEDY, **others})
+    )
 
 
 @torch.no_grad()
@@ -130,10 +132,12 @@ def test_padding_on_the_left_and_texts_before_are_not_looked_at(
     padded[0, :7] = mask[0, :7] = 0
     alone = ids[:1, 7:]
     expected = model(alone).logits
-    found = model(padded, attention_mask=mask).logits[:1, 7:]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    made = model.generate(padded, attention_mask=mask, **GREEDY)
-    assert torch.equal(made[:1, 7:], model.generate(alone, attention_mask=mask[:1, 7:], **GREEDY))
+    logits = model(padded, attention_mask=mask).logits[:1, 7:]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    generated = model.generate(padded, attention_mask=mask, **GREEDY)
+    assert torch.equal(
+        generated[:1, 7:], model.generate(alone, attention_mask=mask[:1, 7:], **GREEDY)
+    )
     positions = torch.cat((torch.arange(7), torch.arange(5)))[None]  # two texts, one by one
     both = model(ids[:1], position_ids=positions, use_cache=False).logits
     torch.testing.assert_close(both[:, 7:], expected, rtol=0, atol=1e-5)
@@ -158,6 +162,6 @@ def test_the_convolution_is_that_of_the_training() -> None:
     inputs = torch.randn(9, 2, 2, 4)
     torch.nn.init.normal_(convolution.taps)
     convolution.positions = torch.arange(9)[None]
-    found = convolution(inputs.transpose(0, 1).flatten(2))
+    outputs = convolution(inputs.transpose(0, 1).flatten(2))
     expected = convolve(inputs, convolution.taps.detach())
-    torch.testing.assert_close(found, expected.transpose(0, 1).flatten(2))
+    torch.testing.assert_close(outputs, expected.transpose(0, 1).flatten(2))

@@ -51,8 +51,14 @@ def _without_a_weight(directory: Path) -> None:
     [
         (_cut_short, "transformers cannot load .*file not fully covered"),
         (_without_a_weight, r"has no weight model\.layers\.1\.mlp\.c_fc\.weight"),
-        (lambda place: (place / "tokenizer.json").write_text('{"a": 1}'), "transformers cannot"),
-        (lambda place: (place / "tokenizer.json").unlink(), r"no tokenizer \(tokenizer\.json\)"),
+        (
+            lambda directory: (directory / "tokenizer.json").write_text('{"a": 1}'),
+            "transformers cannot",
+        ),
+        (
+            lambda directory: (directory / "tokenizer.json").unlink(),
+            r"no tokenizer \(tokenizer\.json\)",
+        ),
     ],
 )
 def test_a_damaged_directory_is_one_sentence(

@@ -33,12 +33,12 @@ def run(tmp_path: Path) -> Path:
 def test_two_commands_that_want_one_export_at_once(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[int | None] = []
+    steps: list[int | None] = []
     begun = threading.Barrier(2, timeout=10)
 
     def export(run: Path, out: Path, step: int | None) -> str:
         with made_beside(out):
-            made.append(step)
+            steps.append(step)
             time.sleep(0.2)  # the other asks meanwhile
         return ""
 
@@ -48,8 +48,8 @@ def test_two_commands_that_want_one_export_at_once(
 
     monkeypatch.setattr(run_exports, "export_apart", export)
     with ThreadPoolExecutor(2) as both:
-        results = [each.result() for each in (both.submit(want), both.submit(want))]
-    assert made == [7] and results == [run / "exports/step_00000007"] * 2
+        results = [future.result() for future in (both.submit(want), both.submit(want))]
+    assert steps == [7] and results == [run / "exports/step_00000007"] * 2
 
 
 def test_the_next_checkpoint_is_taken_if_a_training_removes_the_newest(

@@ -67,11 +67,11 @@ def test_no_tensor_is_rounded(tmp_path: Path, of: str, stored: torch.dtype) -> N
     mixed = {name: value.bfloat16() if of in name else value for name, value in tensors.items()}
     write(tmp_path / "in", mixed)
     config = import_model(tmp_path / "in", tmp_path / "out", "demo", OVERRIDES)
-    made = load_file(tmp_path / "out/weights.safetensors")
-    assert {value.dtype for value in made.values()} == {stored}
+    weights = load_file(tmp_path / "out/weights.safetensors")
+    assert {value.dtype for value in weights.values()} == {stored}
     for ours, theirs in (("embedding.word", "embed_tokens"), ("layer.0.attention.key", "k_proj")):
         (expected,) = [value for name, value in mixed.items() if theirs in name]
-        assert torch.equal(made[ours].float(), expected.float())
+        assert torch.equal(weights[ours].float(), expected.float())
     assert config.given_weights is not None
     assert config.given_weights.head(0, "query", 0, 4).shape == (4, 8)
 
@@ -80,20 +80,22 @@ def test_rows_of_queries_and_keys_can_be_made_orthogonal(tmp_path: Path) -> None
     tensors = model(tmp_path / "in")
     write(tmp_path / "in", {name: value.bfloat16() for name, value in tensors.items()})
     import_model(tmp_path / "in", tmp_path / "out", "demo", OVERRIDES, orthonormal=True)
-    made = load_file(tmp_path / "out/weights.safetensors")
+    weights = load_file(tmp_path / "out/weights.safetensors")
     for role, theirs in {"query": "q_proj", "key": "k_proj", "value": "v_proj"}.items():
-        given = tensors[f"model.layers.0.self_attn.{theirs}.weight"].bfloat16().float()
-        rows = made[f"layer.0.attention.{role}"]
+        original = tensors[f"model.layers.0.self_attn.{theirs}.weight"].bfloat16().float()
+        rows = weights[f"layer.0.attention.{role}"]
         if role == "value":
-            assert torch.equal(rows, given)
+            assert torch.equal(rows, original)
             continue
-        for head, before in zip(rows.split(4), given.split(4), strict=True):
+        for head, original_head in zip(rows.split(4), original.split(4), strict=True):
             gram = head @ head.t()
             length = float(gram.diagonal().mean())
             torch.testing.assert_close(gram, length * torch.eye(4), rtol=0, atol=1e-6 * length)
             # The nearest such rows: what is left over is orthogonal to them.
-            assert float(((before - head) * head).sum()) == pytest.approx(0, abs=1e-5 * length)
-            assert float((before - head).norm()) < float(before.norm())
+            assert float(((original_head - head) * head).sum()) == pytest.approx(
+                0, abs=1e-5 * length
+            )
+            assert float((original_head - head).norm()) < float(original_head.norm())
 
 
 def test_rows_of_heads_that_are_too_wide_cannot_be_orthogonal() -> None:
@@ -112,10 +114,10 @@ def test_a_long_path_with_blanks(tmp_path: Path) -> None:
 
 
 def _set(
-    name: str, place: tuple[int, ...], value: float
+    name: str, index: tuple[int, ...], value: float
 ) -> Callable[[dict[str, torch.Tensor]], None]:
     def change(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[name][place] = value
+        tensors[name][index] = value
 
     return change
 
@@ -261,10 +263,12 @@ HALVES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 def in_two_files(directory: Path, tensors: dict[str, torch.Tensor], **more: torch.Tensor) -> None:
     """Write the model with an index; what is `more` is in the second file too."""
     names = sorted(tensors)
-    halves = {name: HALVES[place >= 5] for place, name in enumerate(names)}
+    halves = {name: HALVES[position >= 5] for position, name in enumerate(names)}
     for half in HALVES:
-        own = {name: tensors[name] for name in names if halves[name] == half}
-        save_file(own | (more if half == HALVES[1] else {}), directory / half, {"format": "pt"})
+        half_tensors = {name: tensors[name] for name in names if halves[name] == half}
+        save_file(
+            half_tensors | (more if half == HALVES[1] else {}), directory / half, {"format": "pt"}
+        )
     (directory / "model.safetensors").unlink()
     index = directory / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": halves}))

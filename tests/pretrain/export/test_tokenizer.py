@@ -65,14 +65,14 @@ def load(directory: Path) -> Any:
 
 
 def test_hostile_texts_have_the_ids_of_training(manifest: Manifest, exported: Path) -> None:
-    own = sentencepiece.SentencePieceProcessor(model_file=str(manifest.tokenizer_path))
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(manifest.tokenizer_path))
     tokenizer = load(exported)
     for text in HOSTILE:
-        ids = own.encode(text)
+        ids = processor.encode(text)
         assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids, text
-        assert tokenizer.decode(ids) == own.decode(ids) == text
+        assert tokenizer.decode(ids) == processor.decode(ids) == text
     # And nothing is added.
-    assert tokenizer("no </s> here")["input_ids"] == own.encode("no </s> here")
+    assert tokenizer("no </s> here")["input_ids"] == processor.encode("no </s> here")
 
 
 def test_documents_end_and_begin_with_the_end_of_document(
@@ -91,9 +91,9 @@ def test_texts_of_different_lengths_make_a_batch(exported: Path) -> None:
 
 
 def test_held_out_text_is_compared(manifest: Manifest, exported: Path) -> None:
-    found = compare_tokenizers([manifest], exported, custom=False)
-    assert found.documents > 50 and found.tokens > 10_000
-    assert found.different_ids == found.different_texts == 0
+    comparison = compare_tokenizers([manifest], exported, custom=False)
+    assert comparison.documents > 50 and comparison.tokens > 10_000
+    assert comparison.different_ids == comparison.different_texts == 0
     assert not (exported / "tokenizer.model").exists()
 
 
@@ -108,8 +108,8 @@ def test_what_differs_is_counted_and_the_model_goes_along(
     else:
         content["model"]["vocab"][300][1] = 0.0
     file.write_text(json.dumps(content))
-    found = compare_tokenizers([manifest], tmp_path, custom=False)
-    assert 0 < found.different_ids <= found.documents and found.different_texts == 0
+    comparison = compare_tokenizers([manifest], tmp_path, custom=False)
+    assert 0 < comparison.different_ids <= comparison.documents and comparison.different_texts == 0
     assert (tmp_path / "tokenizer.model").read_bytes() == manifest.tokenizer_path.read_bytes()
 
 
@@ -151,10 +151,10 @@ def test_what_training_switches_off_in_a_tokenizer_json_is_off_in_the_export(
     ids = open_tokenizer(trained.tokenizer_path).encode(["a" * 40])[0].tolist()
     assert load(out)("a" * 40)["input_ids"] == ids and len(ids) > 8
     assert Tokenizer.from_file(str(out / "tokenizer.json")).encode("a" * 40).ids == ids
-    found = compare_tokenizers([trained], out, custom=False)
-    assert found.documents > 50 and found.different_ids == found.different_texts == 0
+    comparison = compare_tokenizers([trained], out, custom=False)
+    assert comparison.documents > 50 and comparison.different_ids == comparison.different_texts == 0
     shutil.copy(stored / "tokenizer.json", out)
-    assert compare_tokenizers([trained], out, custom=False).different_ids == found.documents
+    assert compare_tokenizers([trained], out, custom=False).different_ids == comparison.documents
 
 
 def test_models_of_other_kinds_are_refused(manifest: Manifest, tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ def test_safetensors_reads_what_was_written(tmp_path: Path, dtype: torch.dtype) 
         for name, tensor in tensors.items()
     ]
     written = write_weights(tmp_path / "model.safetensors", weights, dtype)
-    found = load_file(tmp_path / "model.safetensors")
+    loaded = load_file(tmp_path / "model.safetensors")
     assert written == sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
-    assert found.keys() == tensors.keys()
+    assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == dtype and torch.equal(found[name], tensor.to(dtype))
+        assert loaded[name].dtype == dtype and torch.equal(loaded[name], tensor.to(dtype))
 
 
 def test_one_weight_is_made_at_a_time(tmp_path: Path) -> None:

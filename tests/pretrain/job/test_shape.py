@@ -24,7 +24,7 @@ def test_a_path_that_slurm_would_read_otherwise_is_refused(override: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "batches", "used"),
+    ("allocated", "batches", "used"),
     [
         ((2, 8), (512, 8, 1), (2, 8)),
         ((3, 8), (512, 8, 1), (2, 8)),  # 24 do not divide 64; 16 on two whole nodes, not on three
@@ -40,11 +40,11 @@ def test_a_path_that_slurm_would_read_otherwise_is_refused(override: str) -> Non
     ],
 )
 def test_the_most_ranks_that_are_possible(
-    given: tuple[int, int], batches: tuple[int, int, int], used: tuple[int, int]
+    allocated: tuple[int, int], batches: tuple[int, int, int], used: tuple[int, int]
 ) -> None:
-    shape, sentence = shape_to_use(Shape(*given), Batches(*batches))
+    shape, sentence = shape_to_use(Shape(*allocated), Batches(*batches))
     assert shape == Shape(*used)
-    assert (sentence is None) == (given == used)
+    assert (sentence is None) == (allocated == used)
 
 
 def test_no_larger_part_of_a_job_is_possible() -> None:
@@ -55,10 +55,11 @@ def test_no_larger_part_of_a_job_is_possible() -> None:
                 batches = Batches(24, 2, size)
                 shape, sentence = shape_to_use(Shape(nodes, per_node), batches)
                 possible = {
-                    some * each
+                    some * ranks_per_node
                     for some in range(1, nodes + 1)
-                    for each in range(1, per_node + 1)
-                    if some * each % size == 0 and 12 % (some * each // size) == 0
+                    for ranks_per_node in range(1, per_node + 1)
+                    if some * ranks_per_node % size == 0
+                    and 12 % (some * ranks_per_node // size) == 0
                 }
                 if possible:
                     assert shape.ranks == max(possible)
@@ -96,15 +97,15 @@ def job(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.distributed
 def test_a_training_begins_on_what_it_can_use(tiny_shards: Path, tmp_path: Path) -> None:
     overrides = tiny_overrides(tiny_shards, tmp_path, "run")
-    given = ("--nodes=3", "--ranks-per-node=1", "--", "demo", *overrides)
-    done = job("begin-training", *given)
+    arguments = ("--nodes=3", "--ranks-per-node=1", "--", "demo", *overrides)
+    done = job("begin-training", *arguments)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
     assert done.stdout == f"run 2 1 {run} {run}/slurm/job_7-restart_0\n"
     assert [line[:17] for line in done.stderr.splitlines()] == ["trains on 2 ranks"]
     (begin,) = map(json.loads, (run / "slurm/segments.jsonl").read_text().splitlines())
     assert (begin["event"], begin["nodes"], begin["ranks"]) == ("begin", "n[1-3]", 2)
-    few = job("begin-training", *given, "parallel.tensor_model_parallel_size=4")
+    few = job("begin-training", *arguments, "parallel.tensor_model_parallel_size=4")
     key = "parallel.tensor_model_parallel_size"
     assert_refused(few, f"{key}=4 needs at least 4 processes, but there are 3")
 
@@ -122,7 +123,7 @@ def test_the_runs_of_a_sweep_each_begin_on_what_they_can_use(
         for word in tiny_overrides(tiny_shards, tmp_path, "any")
         if not word.startswith(("run.", "parallel.t"))
     ]
-    given = ("--nodes=3", "--ranks-per-node=1", "--", str(grid), *overrides)
-    done = job("sweep-runs", *given)
+    arguments = ("--nodes=3", "--ranks-per-node=1", "--", str(grid), *overrides)
+    done = job("sweep-runs", *arguments)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2

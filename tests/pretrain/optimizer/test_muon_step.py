@@ -64,11 +64,11 @@ class Made:
         ]
         self.optimizer = MuonWithAdamW(groups, section)
         flats = {"matrix": self.matrix, "other": self.other}
-        own = [
+        slices = [
             Slice(name, 0, length=ROWS * COLUMNS, flat=flat, offset=0, states=(), state={})
             for name, flat in flats.items()
         ]
-        monkeypatch.setattr(muon, "slices_of_rank", lambda engine: own)
+        monkeypatch.setattr(muon, "slices_of_rank", lambda engine: slices)
 
     def prepare(self, *more: Tensor) -> dict[str, list[str]]:
         inventory = [tensor("matrix", 0), tensor("other", None), *more]
@@ -82,90 +82,97 @@ class Made:
 def test_updates_are_those_of_the_formula(
     nesterov: bool, scale: str, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Made(monkeypatch, nesterov=nesterov, update_scale=scale)
-    assert made.prepare() == {"muon": ["matrix"], "adamw": ["other"]}
-    weight = made.matrix.detach().clone()
+    training = Made(monkeypatch, nesterov=nesterov, update_scale=scale)
+    assert training.prepare() == {"muon": ["matrix"], "adamw": ["other"]}
+    weight = training.matrix.detach().clone()
     momentum = torch.zeros(ROWS * COLUMNS)
-    adam = torch.nn.Parameter(made.other.detach().clone())
+    adam = torch.nn.Parameter(training.other.detach().clone())
     reference = torch.optim.AdamW([adam], lr=RATE, weight_decay=DECAY, betas=(0.9, 0.98), eps=1e-8)
-    for number, gradient in enumerate(made.gradients):
-        for one in (made.matrix, made.other):
-            one.grad = 2 * gradient
-        made.optimizer.divide_gradients(torch.tensor(2.0))
-        made.optimizer.step()
+    for number, gradient in enumerate(training.gradients):
+        for parameter in (training.matrix, training.other):
+            parameter.grad = 2 * gradient
+        training.optimizer.divide_gradients(torch.tensor(2.0))
+        training.optimizer.step()
         momentum = 0.8 * momentum + 0.2 * gradient
         ahead = 0.2 * gradient + 0.8 * momentum if nesterov else momentum
         update = newton_schulz(ahead.view(1, ROWS, COLUMNS).clone(), 5).reshape(-1) * factor
         weight = weight * (1 - RATE * DECAY) - RATE * update
-        assert torch.allclose(made.matrix, weight, rtol=1e-4, atol=1e-5)
-        assert torch.allclose(made.optimizer.state[made.matrix]["momentum"], momentum, atol=1e-6)
+        assert torch.allclose(training.matrix, weight, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(
+            training.optimizer.state[training.matrix]["momentum"], momentum, atol=1e-6
+        )
         adam.grad = gradient.clone()
         reference.step()
-        assert torch.allclose(made.other, adam, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(training.other, adam, rtol=1e-5, atol=1e-6)
         if number == 0:
-            said = made.optimizer.report()
-            assert said is not None and made.optimizer.report() is None
+            said = training.optimizer.report()
+            assert said is not None and training.optimizer.report() is None
             assert (said["matrices"], said["matrices_by_rank"]) == (1, [1])
             assert said["update_norm"] == {"matrix": pytest.approx(float(update.norm()), rel=1e-4)}
             assert said["newton_schulz_steps"] == 5
 
 
 def test_without_a_gradient_the_momentum_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Made(monkeypatch)
-    made.prepare()
-    made.matrix.grad = made.gradients[0].clone()
-    made.optimizer.step()
-    momentum = made.optimizer.state[made.matrix]["momentum"].clone()
-    made.matrix.grad = None
-    made.optimizer.step()
-    after = made.optimizer.state[made.matrix]["momentum"]
+    training = Made(monkeypatch)
+    training.prepare()
+    training.matrix.grad = training.gradients[0].clone()
+    training.optimizer.step()
+    momentum = training.optimizer.state[training.matrix]["momentum"].clone()
+    training.matrix.grad = None
+    training.optimizer.step()
+    after = training.optimizer.state[training.matrix]["momentum"]
     assert torch.allclose(after, 0.8 * momentum, atol=1e-7)
 
 
 def test_nothing_moves_in_a_step_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     free = Made(monkeypatch)
     free.prepare()
-    made = Made(monkeypatch)
-    made.prepare()
+    training = Made(monkeypatch)
+    training.prepare()
     for allowed in (1.0, 0.0, 1.0):
-        before = [made.matrix.detach().clone(), made.other.detach().clone()]
-        had = dict(made.optimizer.state[made.matrix])
+        weights = [training.matrix.detach().clone(), training.other.detach().clone()]
+        had = dict(training.optimizer.state[training.matrix])
         had = {name: values.clone() for name, values in had.items()}
-        for one in (made.matrix, made.other):
-            one.grad = made.gradients[0] / 0.0 if not allowed else made.gradients[0].clone()
-        made.optimizer.allow(torch.tensor(allowed))
-        made.optimizer.step()
-        same = [torch.equal(a, b) for a, b in zip(before, (made.matrix, made.other), strict=True)]
+        for parameter in (training.matrix, training.other):
+            parameter.grad = (
+                training.gradients[0] / 0.0 if not allowed else training.gradients[0].clone()
+            )
+        training.optimizer.allow(torch.tensor(allowed))
+        training.optimizer.step()
+        same = [
+            torch.equal(a, b)
+            for a, b in zip(weights, (training.matrix, training.other), strict=True)
+        ]
         assert same == [not allowed] * 2
         if not allowed:
-            after = made.optimizer.state[made.matrix]["momentum"]
+            after = training.optimizer.state[training.matrix]["momentum"]
             assert torch.allclose(after, had["momentum"], rtol=1e-6)
             continue
-        free.matrix.grad = made.gradients[0].clone()
+        free.matrix.grad = training.gradients[0].clone()
         free.optimizer.step()
-        assert torch.allclose(made.matrix, free.matrix, rtol=1e-4)
+        assert torch.allclose(training.matrix, free.matrix, rtol=1e-4)
 
 
 def test_states_before_the_first_step_and_a_matrix_in_no_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = Made(monkeypatch)
-    assert made.optimizer.states_of(made.matrix) == ("momentum",)
-    assert made.optimizer.states_of(made.other) == ("exp_avg", "exp_avg_sq")
-    for one in (made.matrix, made.other):
-        made.optimizer.begin(one)
-    assert {*made.optimizer.state[made.matrix]} == {"momentum"}
-    assert not made.optimizer.state[made.matrix]["momentum"].any()
-    assert {*made.optimizer.state[made.other]} == {"step", "exp_avg", "exp_avg_sq"}
-    made.optimizer.state[made.matrix]["momentum"] += 1
-    made.optimizer.begin(made.matrix)
-    assert made.optimizer.state[made.matrix]["momentum"].all()
+    training = Made(monkeypatch)
+    assert training.optimizer.states_of(training.matrix) == ("momentum",)
+    assert training.optimizer.states_of(training.other) == ("exp_avg", "exp_avg_sq")
+    for parameter in (training.matrix, training.other):
+        training.optimizer.begin(parameter)
+    assert {*training.optimizer.state[training.matrix]} == {"momentum"}
+    assert not training.optimizer.state[training.matrix]["momentum"].any()
+    assert {*training.optimizer.state[training.other]} == {"step", "exp_avg", "exp_avg_sq"}
+    training.optimizer.state[training.matrix]["momentum"] += 1
+    training.optimizer.begin(training.matrix)
+    assert training.optimizer.state[training.matrix]["momentum"].all()
     with pytest.raises(MethodError, match="would leave 1 of 2 matrices of the layers as they are"):
-        made.prepare(tensor("forgotten", 1))
+        training.prepare(tensor("forgotten", 1))
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "instructions", "found"),
+    ("asked", "device", "instructions", "expected"),
     [
         ("auto", "cpu", "avx512_f", torch.float32),
         ("auto", "cpu", "avx512_bf16", torch.bfloat16),
@@ -180,7 +187,7 @@ def test_the_type_of_the_iterations(
     asked: str,
     device: str,
     instructions: str,
-    found: torch.dtype,
+    expected: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()
@@ -188,5 +195,5 @@ def test_the_type_of_the_iterations(
         assert {"avx512_bf16", "amx_bf16"} <= set(capabilities)  # the names that are asked for
     # This CPU has one set of instructions, and older versions of torch do not say which.
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {instructions: True}, raising=False)
-    made = Made(monkeypatch, newton_schulz_dtype=asked)
-    assert made.optimizer._dtype(torch.device(device)) == found
+    training = Made(monkeypatch, newton_schulz_dtype=asked)
+    assert training.optimizer._dtype(torch.device(device)) == expected

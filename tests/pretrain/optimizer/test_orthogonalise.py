@@ -16,17 +16,17 @@ from pretrain.optimizer.ownership import Exchange, Holding, Matrix, Piece
 
 @pytest.mark.parametrize("size", [(3, 5, 9), (2, 9, 5), (1, 512, 520), (1, 530, 514)])
 def test_iterations_are_those_of_the_formula(size: tuple[int, int, int]) -> None:
-    given = 1e-4 * torch.randn(size, generator=torch.Generator().manual_seed(0))
+    matrices = 1e-4 * torch.randn(size, generator=torch.Generator().manual_seed(0))
     with FlopCounterMode(display=False) as counter:
-        found = newton_schulz(given.clone(), steps=5)
+        updates = newton_schulz(matrices.clone(), steps=5)
     assert counter.get_total_flops() == Stack(*size, height=size[1]).flops(5)
     a, b, c = 3.4445, -4.775, 2.0315
-    for matrix, own in zip(given.double(), found, strict=True):
+    for matrix, update in zip(matrices.double(), updates, strict=True):
         x = matrix / matrix.norm()
         for _ in range(5):
             gram = x @ x.T
             x = a * x + (b * gram + c * gram @ gram) @ x
-        assert (own - x).abs().max() < 1e-5
+        assert (update - x).abs().max() < 1e-5
         assert torch.linalg.svdvals(x).max() < 1.3
 
 
@@ -62,8 +62,8 @@ def test_of_an_exchange_is_in_memory_what_is_still_needed(monkeypatch: pytest.Mo
     """Rank 0 of two, which have half of each matrix; the other sends ones."""
     gone: list[weakref.ref[torch.Tensor]] = []
 
-    def exchanged(sent: torch.Tensor, own: list[int], others: list[int]) -> torch.Tensor:
-        assert sent.numel() == sum(own) == 16 and all(buffer() is None for buffer in gone)
+    def exchanged(sent: torch.Tensor, sent_lengths: list[int], others: list[int]) -> torch.Tensor:
+        assert sent.numel() == sum(sent_lengths) == 16 and all(buffer() is None for buffer in gone)
         received = torch.ones(sum(others), dtype=sent.dtype)
         gone.extend((weakref.ref(sent), weakref.ref(received)))
         return received

@@ -326,11 +326,15 @@ def test_young_and_daly_lose_least() -> None:
             4 * 10**9, every, step_seconds=0.2, nodes=2, write_gb_s=2.0, mtbf_hours=1000.0
         )
 
-    found = cost(0)
-    assert found.lost_share is None and found.every_seconds is None and found.write_seconds == 2.0
+    without_saves = cost(0)
     assert (
-        found.lost_share_at_young_daly
-        == lost(found.young_daly_steps)
+        without_saves.lost_share is None
+        and without_saves.every_seconds is None
+        and without_saves.write_seconds == 2.0
+    )
+    assert (
+        without_saves.lost_share_at_young_daly
+        == lost(without_saves.young_daly_steps)
         <= min(lost(1000), lost(10_000), lost(20_000), lost(10**6))
     )
 

@@ -177,9 +177,9 @@ while "SIGTERM" not in seen:
 
 def test_the_caller_has_its_own_handlers_again(tmp_path: Path) -> None:
     numbers = (*CONTINUE_LATER, *STOP)
-    before = [signal.getsignal(number) for number in numbers]
+    handlers = [signal.getsignal(number) for number in numbers]
     launch_local_ranks(program(tmp_path, "sys.exit(3)"), 1)
-    assert [signal.getsignal(number) for number in numbers] == before
+    assert [signal.getsignal(number) for number in numbers] == handlers
 
 
 def test_a_second_ctrl_c_ends_ranks_that_do_not_hear_it(

@@ -118,8 +118,8 @@ def test_cores_are_those_of_the_share(
         path = tmp_path / "groups" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{content}\n")
-    own = tmp_path / "own"
-    own.write_text(f"{line}\n")
+    cgroup_file = tmp_path / "own"
+    cgroup_file.write_text(f"{line}\n")
     expected = cores or len(os.sched_getaffinity(0))
-    assert usable_cores(tmp_path / "groups", own) == expected
+    assert usable_cores(tmp_path / "groups", cgroup_file) == expected
     assert usable_cores(tmp_path / "groups", tmp_path / "missing") == len(os.sched_getaffinity(0))

@@ -24,9 +24,9 @@ from pretrain.reporting.text import Spread, byte_count, mean_sd, setting_text, s
 
 def test_mean_and_deviation_of_the_sample() -> None:
     """1, 2, 6: mean 3, squares 4 + 1 + 9 over n - 1 = 2."""
-    found = spread([1.0, 2.0, 6.0])
-    assert found is not None and (found.n, found.mean) == (3, 3.0)
-    assert found.sd == pytest.approx(math.sqrt(7))
+    sample_spread = spread([1.0, 2.0, 6.0])
+    assert sample_spread is not None and (sample_spread.n, sample_spread.mean) == (3, 3.0)
+    assert sample_spread.sd == pytest.approx(math.sqrt(7))
     assert spread([5.0]) == Spread(1, 5.0, None) and spread([]) is None
     assert spread_of_all([5.0]) == spread([5.0])
     assert spread_of_all([5.0, None]) is None
@@ -124,9 +124,9 @@ def test_the_lines_of_a_log_that_say_what_went_wrong() -> None:
 
 def test_a_figure_gives_the_same_bytes_and_one_with_nothing_to_show_goes(tmp_path: Path) -> None:
     def figure() -> Figure:
-        made = Figure()
-        made.add_subplot().plot([1, 2, 4])
-        return made
+        drawing = Figure()
+        drawing.add_subplot().plot([1, 2, 4])
+        return drawing
 
     drawn = write_figures({"a": figure, "b": figure}, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a.svg", "b.png", "b.svg"}
@@ -153,10 +153,10 @@ def test_a_figure_that_finds_no_room_leaves_the_older_one(tmp_path: Path) -> Non
 
 
 def test_text_of_a_drawing_is_text_and_its_places_have_tenths_of_a_point(tmp_path: Path) -> None:
-    made = Figure()
-    made.add_subplot().plot([1, 2, 4], label="a < b & 0.12345")
-    made.legend()
-    svg = write_figures({"a": lambda: made}, tmp_path)["a"]
+    drawing = Figure()
+    drawing.add_subplot().plot([1, 2, 4], label="a < b & 0.12345")
+    drawing.legend()
+    svg = write_figures({"a": lambda: drawing}, tmp_path)["a"]
     assert ">a &lt; b &amp; 0.12345</text>" in svg and "<dc:date>" not in svg
     assert re.search(r'd="M \d+(\.\d)? ', svg) and not re.search(r' [dxy]="[^"]*\.\d\d', svg)
 
@@ -171,8 +171,8 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
+def contrast(colour: str, other: str) -> float:
+    low, high = sorted((luminance(colour), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 

@@ -123,9 +123,9 @@ def test_names_of_the_run_directory_are_written_once() -> None:
     owner = ROOT / "pretrain/runs/directory.py"
     for path in files:
         if path != owner:
-            found = texts(path) & NAMES
+            repeated = texts(path) & NAMES
             name = "/".join(path.relative_to(ROOT).parts[1:])
-            assert found <= ALLOWED.get(name, set()), f"{name} writes {found} again"
+            assert repeated <= ALLOWED.get(name, set()), f"{name} writes {repeated} again"
     assert {"config.yaml", "latest", MARKER, FINISHED, "step_"} <= texts(owner)
 
 

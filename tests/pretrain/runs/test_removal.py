@@ -62,13 +62,13 @@ def keep(checkpoint: Path, names: set[str]) -> None:
 )
 def test_a_checkpoint_that_has_lost_files_is_kept_aside(run: RunDirectory, names: set[str]) -> None:
     path = run.checkpoint(6)
-    for name in names - {each.name for each in path.iterdir()}:
+    for name in names - {file.name for file in path.iterdir()}:
         (path / name).touch()
     keep(path, names)
     assert fate(run, path) is Fate.ASIDE
     aside = put_away(run, path)
     assert aside == path.with_name(f"{path.name}.incomplete") and not path.exists()
-    assert {each.name for each in aside.iterdir()} == names
+    assert {file.name for file in aside.iterdir()} == names
 
 
 def test_what_a_killed_save_leaves_is_removed(run: RunDirectory) -> None:
@@ -114,7 +114,7 @@ def test_room_for_a_checkpoint_is_made_without_loss(run: RunDirectory) -> None:
     (path / WITHDRAWN).touch()
     make_room(run, path)
     make_room(run, path)
-    assert [each.name for each in run.checkpoints.iterdir()] == [f"{path.name}.incomplete"]
+    assert [entry.name for entry in run.checkpoints.iterdir()] == [f"{path.name}.incomplete"]
 
 
 def test_the_last_good_checkpoint_outlives_newer_ones(run: RunDirectory) -> None:
@@ -161,8 +161,8 @@ def test_what_is_held_stops_no_start_and_goes_later(tmp_path: Path) -> None:
             assert put_away(run, path) is None and not path.exists()
             complete_run(run.path)
         held = sorted(run.half_removed())
-        assert [each.name for each in held] == [".step_00000006", ".step_00000006-1"]
-        assert all([each.name for each in directory.iterdir()] == ["held"] for directory in held)
+        assert [directory.name for directory in held] == [".step_00000006", ".step_00000006-1"]
+        assert all([entry.name for entry in directory.iterdir()] == ["held"] for directory in held)
         assert run.complete_checkpoints() == [path]
         left = remove_oldest(run, keep_last=1, every=1)
         assert left is not None and left.startswith((f"{held[0]} is", f"{held[1]} is"))
@@ -181,9 +181,9 @@ def hold(checkpoint: Path) -> None:
 
 
 def test_only_temporary_files_of_this_program_are_left_behind(run: RunDirectory) -> None:
-    own = ["state.node-7.tmp", ".state.7", "latest.a.b-7.tmp"]
+    temporary = ["state.node-7.tmp", ".state.7", "latest.a.b-7.tmp"]
     others = ["notes.tmp", "lock.node-7.tmp", "my-1.tmp.txt"]
-    for name in (*own, *others):
+    for name in (*temporary, *others):
         (run.path / name).touch()
     (run.checkpoints / ".step_00000001").mkdir()
     (run.checkpoints / ".step_00000001-2").mkdir()
@@ -215,12 +215,12 @@ def removals(path: Path) -> Iterator[str]:
 
 
 def test_all_that_is_removed_of_a_run_is_removed_in_one_place() -> None:
-    found = {
+    removals_by_file = {
         str(path.relative_to(ROOT)): [*removals(path)]
         for package in ("pretrain", "laboratory")
         for path in (ROOT / package).rglob("*.py")
     }
-    removing = {name for name, places in found.items() if places}
+    removing = {name for name, places in removals_by_file.items() if places}
     assert removing == {"pretrain/runs/removal.py", *OUTSIDE}
 
 

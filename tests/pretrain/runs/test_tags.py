@@ -126,6 +126,6 @@ def test_no_tag_is_written_anywhere_else_in_the_program() -> None:
     )
     table = ROOT / "pretrain/runs/tags.py"
     for path in [*(ROOT / "pretrain").rglob("*.py"), *(ROOT / "laboratory").rglob("*.py")]:
-        found = {text for text in texts(path) if like_a_tag.fullmatch(text)}
+        written = {text for text in texts(path) if like_a_tag.fullmatch(text)}
         expected = set(PUBLIC) if path == table else set()
-        assert found == expected, f"{path.relative_to(ROOT)} writes {found ^ expected}"
+        assert written == expected, f"{path.relative_to(ROOT)} writes {written ^ expected}"

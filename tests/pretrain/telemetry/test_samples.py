@@ -35,8 +35,8 @@ def test_what_a_model_writes_stays_text(text: str) -> None:
     assert tags == [*heading, *code, *heading, *code]
     shown = re.findall(r"<code>(.*?)</code>", html, flags=re.DOTALL)
     entities = {"&lt;": "<", "&gt;": ">", "&amp;": "&"}
-    plain = [re.sub(r"&(lt|gt|amp);", lambda found: entities[found[0]], one) for one in shown]
-    assert [one.split() for one in plain] == [text.split()] * 2
+    plain = [re.sub(r"&(lt|gt|amp);", lambda match: entities[match[0]], block) for block in shown]
+    assert [block.split() for block in plain] == [text.split()] * 2
 
 
 def test_samples_stand_beside_the_scalars_of_their_step_and_survive_a_resume(

@@ -33,20 +33,20 @@ def test_tags_and_values_are_the_same_in_both_files(tmp_path: Path) -> None:
     telemetry.log(make_record(2, validated=True, seconds_stall=0.7))
     telemetry.close()
     plain, full = read_strictly(tmp_path)
-    place = {"step", "tokens", "samples"}
-    assert set(plain) == place | ALWAYS | WITH_PEAK
-    assert set(full) == place | ALWAYS | WITH_PEAK | WITH_VALIDATION | WITH_CHECKPOINT
+    position = {"step", "tokens", "samples"}
+    assert set(plain) == position | ALWAYS | WITH_PEAK
+    assert set(full) == position | ALWAYS | WITH_PEAK | WITH_VALIDATION | WITH_CHECKPOINT
     assert (full["step"], full["tokens"], full["samples"]) == (2, 2048, 16)
     declared = [metric_of(tag) for tag in list(full)[3:]]
     assert declared == sorted(declared, key=METRICS.index), "the file's order is the table's"
     scalars = read_scalars(tmp_path)
     sizes = {tag for tag in scalars if tag.endswith("_MiB")}
-    assert set(scalars) - sizes == set(full) - place
+    assert set(scalars) - sizes == set(full) - position
     assert sizes == {f"{m.tag}_MiB" for m in METRICS if m.unit == "bytes" and m.tag in full}
     in_bytes = dict(scalars["memory/gradients"])[2]
     assert dict(scalars["memory/gradients_MiB"])[2] == pytest.approx(in_bytes / 2**20)
     for record in (plain, full):
-        for tag in set(record) - place:
+        for tag in set(record) - position:
             assert dict(scalars[tag])[record["step"]] == pytest.approx(record[tag], rel=1e-6)
 
 

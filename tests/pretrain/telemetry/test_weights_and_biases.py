@@ -59,10 +59,10 @@ def test_offline_files_hold_the_run_and_its_resume_under_one_id(
     identity = (run / "wandb/id").read_text().strip()
     attempts = sorted(run.glob("wandb/offline-run-*/*.wandb"))
     assert len(attempts) == 2 and {path.stem for path in attempts} == {f"run-{identity}"}
-    found = [history for path in attempts for history in histories(path)]
+    logged = [history for path in attempts for history in histories(path)]
     assert [exit_code(path) for path in attempts] == [0, 0]
-    assert [history["_step"] for history in found] == [1, 2, 3, 3, 4]
-    by_step = {history["_step"]: history for history in found}
+    assert [history["_step"] for history in logged] == [1, 2, 3, 3, 4]
+    by_step = {history["_step"]: history for history in logged}
     for record in read_strictly(run):
         for tag in record.keys() - {"step", "tokens", "samples", "memory/host_rss"}:
             assert by_step[record["step"]][tag] == record[tag], tag
@@ -127,15 +127,15 @@ def records(path: Path) -> Iterator[Any]:
     from wandb.proto.wandb_internal_pb2 import Record
 
     content = path.read_bytes()
-    place, parts = HEADER, b""
-    while place + HEADER <= len(content):
-        if BLOCK - place % BLOCK < HEADER:
-            place += BLOCK - place % BLOCK  # the rest of a block is too short for a header
+    offset, parts = HEADER, b""
+    while offset + HEADER <= len(content):
+        if BLOCK - offset % BLOCK < HEADER:
+            offset += BLOCK - offset % BLOCK  # the rest of a block is too short for a header
             continue
-        length = int.from_bytes(content[place + 4 : place + 6], "little")
-        kind = content[place + 6]
-        parts += content[place + HEADER : place + HEADER + length]
-        place += HEADER + length
+        length = int.from_bytes(content[offset + 4 : offset + 6], "little")
+        kind = content[offset + 6]
+        parts += content[offset + HEADER : offset + HEADER + length]
+        offset += HEADER + length
         if kind in (1, 4):  # whole, or the last part
             yield Record.FromString(parts)
             parts = b""

@@ -39,9 +39,9 @@ FREEZES = {
 @pytest.fixture(scope="module")
 def context() -> Iterator[ParallelContext]:
     current_device = torch.cuda.current_device
-    made = initialize_distributed(LaunchEnvironment(0, 0, 1), 1, timeout_seconds=60)
-    yield made
-    shutdown_distributed(made)
+    parallel_context = initialize_distributed(LaunchEnvironment(0, 0, 1), 1, timeout_seconds=60)
+    yield parallel_context
+    shutdown_distributed(parallel_context)
     torch.cuda.current_device = current_device
     del os.environ["LOCAL_RANK"]
 
@@ -61,7 +61,7 @@ def train(phased: PhasedEngine, allowed: bool = True) -> None:
 
 
 def masters(phased: PhasedEngine) -> list[torch.Tensor]:
-    return [own.values(MASTER).clone() for own in slices_of_rank(phased.engine)]
+    return [weight_slice.values(MASTER).clone() for weight_slice in slices_of_rank(phased.engine)]
 
 
 def test_a_change_of_phase_takes_over_everything_and_lets_go_of_the_old_engine(
@@ -72,14 +72,14 @@ def test_a_change_of_phase_takes_over_everything_and_lets_go_of_the_old_engine(
     assert phased.note_update() and phased.audit["first_update"]["matrices"] > 0
     assert not phased.note_update()
     assert phased.is_in(3) and not phased.enter(3) and not phased.is_in(4)
-    before = TrainingState.of(phased.engine)
-    old = [weakref.ref(one) for one in (phased.engine, phased.engine.module)]
+    saved_state = TrainingState.of(phased.engine)
+    old = [weakref.ref(referent) for referent in (phased.engine, phased.engine.module)]
     assert phased.enter(4) and phased.is_in(4)
-    assert [one() for one in old] == [None, None]
+    assert [reference() for reference in old] == [None, None]
     assert {name[:7] for name in phased.audit[KEPT_ROWS]} == {"layer=1"}
-    for own in slices_of_rank(phased.engine):
-        for kind, values in before.slices[own.name].values.items():
-            assert torch.equal(own.values(kind), values)
+    for weight_slice in slices_of_rank(phased.engine):
+        for kind, values in saved_state.slices[weight_slice.name].values.items():
+            assert torch.equal(weight_slice.values(kind), values)
     for _ in range(2):
         entries = phased.audit_of_phases()["phases"]
         assert [entry["phase"] for entry in entries] == [1]
