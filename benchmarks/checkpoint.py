@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from benchmarks.rounds import Seconds, options_parser, report
 from benchmarks.step.contenders import Layout, Shape, benchmark_config
-from pretrain.checkpoint.checkpoints import Checkpoints, DeferredError
+from pretrain.checkpoint.checkpoints import Checkpoints
+from pretrain.checkpoint.deferred_error import DeferredError
 from pretrain.checkpoint.identity import bank_digests
 from pretrain.config.resolved import resolve
 from pretrain.model.build import token_losses

@@ -12,5 +12,6 @@ samples           training and validation samples by number
 blend             several directories and sources in given proportions
 proportions       order of a blend's members
 blend_difference  differences between two descriptions of a blend
+unigram           perplexity of the tokens' frequencies alone
 loader            threads that read blocks ahead
 """

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,15 +23,11 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import open_regular, refusing
 from data_pipeline.shards.documents import FORGET_AFTER
 from data_pipeline.shards.manifest import SPLITS, Manifest, Shard
 from data_pipeline.shards.permutation import Int64Array
 from data_pipeline.shards.proportions import Proportions, exact_shares
 from data_pipeline.shards.samples import TrainingSamples, ValidationSamples
-
-_UNIGRAM_TOKENS = 100_000_000
-_CHUNK_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -155,43 +150,6 @@ class Blend:
     def train_tokens(self) -> int:
         """Return the training tokens of all parts."""
         return sum(part.manifest.tokens("train", part.source) for part in self.parts)
-
-    def unigram_perplexity(self) -> float:
-        """Return the held-out perplexity of the training tokens' frequencies, add-one smoothed.
-
-        A model that knows only how frequent each token is reaches this value; a language model must
-        be well below it. Training tokens count in the blend's proportions, held-out tokens as in a
-        validation.
-
-        Raises:
-            DataError: If there are no held-out tokens.
-        """
-        limit = _UNIGRAM_TOKENS // len(self.parts)
-        held_out = [
-            _token_counts(part.manifest, part.shards("validation"), limit) for part in self.parts
-        ]
-        expected = np.sum(held_out, axis=0)
-        if not expected.sum():
-            raise DataError(
-                f"{', '.join(str(manifest.directory) for manifest in self.manifests)} has no "
-                "held-out tokens; tokenise with --validation-fraction above 0, a larger one where "
-                "there are few documents"
-            )
-        train = self.train_counts()
-        log_probability = np.log((train + 1) / (train.sum() + len(train)))
-        return math.exp(-float(expected @ log_probability) / float(expected.sum()))
-
-    def train_counts(self) -> np.ndarray:
-        """Count each id in training text, in the blend's proportions: [vocab_size]."""
-        limit = _UNIGRAM_TOKENS // len(self.parts)
-        train = [_token_counts(part.manifest, part.shards("train"), limit) for part in self.parts]
-        total = sum(int(counts.sum()) for counts in train)
-        # Of a single part, these are the counts themselves.
-        mixed = [
-            counts * (total * float(part.share) / int(counts.sum()))
-            for part, counts in zip(self.parts, train, strict=True)
-        ]
-        return np.asarray(np.sum(mixed, axis=0))
 
     def describe(self) -> dict[str, Any]:
         """Describe the blend as JSON; `shards.blend_difference` compares two descriptions."""
@@ -359,22 +317,3 @@ def _sources(manifest: Manifest) -> dict[str, Any]:
             "sha256": hashlib.sha256(content.encode()).hexdigest(),
         }
     return described
-
-
-def _token_counts(manifest: Manifest, shards: Sequence[Shard], max_tokens: int) -> Int64Array:
-    """Count the occurrences [vocab_size] of each id in about `max_tokens` of some shards.
-
-    Beyond that limit, only the first tokens of each shard count, in proportion to its size.
-    """
-    counts = np.zeros(manifest.tokenizer.vocab_size, dtype=np.int64)
-    total = sum(shard.tokens for shard in shards)
-    for shard in shards:
-        path = Path(f"{manifest.prefix(shard)}.bin")
-        tokens_to_count = min(shard.tokens, -(-max_tokens * shard.tokens // total))
-        with refusing(f"read {path}"), open_regular(path) as stream:
-            for start in range(0, tokens_to_count, _CHUNK_TOKENS):
-                ids = np.fromfile(
-                    stream, manifest.dtype, min(_CHUNK_TOKENS, tokens_to_count - start)
-                )
-                counts += np.bincount(ids, minlength=len(counts))
-    return counts

@@ -1,6 +1,7 @@
 """Saving a run so that it resumes exactly where it stopped, on any number of ranks.
 
-checkpoints     the checkpoints of a run: save, commit, keep the last few; errors that end all ranks
+checkpoints     the checkpoints of a run: save, commit, keep the last few
+deferred_error  an error of one rank that all raise together
 saving          one rank's save, on a thread in the background of training
 resuming        the newest checkpoint, verified, as the start of a run
 branching       a trunk's checkpoints that a branch may start from, and the records it takes over

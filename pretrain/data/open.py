@@ -10,6 +10,7 @@ from typing import Any
 from data_pipeline.shards.blend import Blend, BlendedSamples, Member, make_blend
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.shards.samples import ValidationSamples
+from data_pipeline.shards.unigram import unigram_perplexity
 from pretrain.config.resolved import Resolved, resolve
 from pretrain.config.sections import DataSection
 from pretrain.config.tree import Config
@@ -161,5 +162,5 @@ def data_facts(data: RunData) -> dict[str, Any]:
         "train_tokens": blend.train_tokens(),
         "validation_tokens": blend.validation_tokens(),
         "validation_bytes": blend.validation_bytes(),
-        "unigram_perplexity": blend.unigram_perplexity(),
+        "unigram_perplexity": unigram_perplexity(blend),
     }

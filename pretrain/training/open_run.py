@@ -16,7 +16,8 @@ import torch.distributed as dist
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import check_shards
 from megatron_patches.errors import MethodError
-from pretrain.checkpoint.checkpoints import Checkpoints, DeferredError
+from pretrain.checkpoint.checkpoints import Checkpoints
+from pretrain.checkpoint.deferred_error import DeferredError
 from pretrain.checkpoint.identity import bank_digests, check_bank, run_identity
 from pretrain.checkpoint.resuming import find_start
 from pretrain.config.resolved import Resolved

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import DataError
-from data_pipeline.shards.blend import Blend, Member, _token_counts, make_blend
+from data_pipeline.shards.blend import Blend, Member, make_blend
 from data_pipeline.shards.blend_difference import data_changes
 from data_pipeline.shards.manifest import Manifest, read_manifest
 from data_pipeline.shards.reading import open_shard
 from data_pipeline.shards.samples import TrainingSamples
+from data_pipeline.shards.unigram import _token_counts, unigram_perplexity
 from data_pipeline.tokenizing.plan import TokenizeOptions
 from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop, run
 
@@ -259,16 +260,16 @@ def test_unigram_perplexity_of_a_case_done_by_hand(
     # Train: 5 three times, 6 once, 2 (the end) once; 5 tokens, 60,000 pieces. Held out: 5, 7, 2.
     total = 5 + 60_000
     expected = math.exp(-(math.log(4 / total) + math.log(1 / total) + math.log(2 / total)) / 3)
-    assert make_blend([Member(first)]).unigram_perplexity() == pytest.approx(expected)
+    assert unigram_perplexity(make_blend([Member(first)])) == pytest.approx(expected)
     # Ten tokens 9 and an end, weighed like the five above: 16 tokens, half of them of each.
     second = make_directory("second", [("train", "a", 0, [[9] * 10])])
     counts = {5: 8 * 3 / 5, 2: 8 / 5 + 8 / 11}
     mixed = [math.log((counts.get(token, 0.0) + 1) / (16 + 60_000)) for token in (5, 7, 2)]
     both = make_blend([Member(first, 1), Member(second, 1)])
-    assert both.unigram_perplexity() == pytest.approx(math.exp(-sum(mixed) / 3))
-    assert 50 < make_blend([Member(read_manifest(workshop.shards))]).unigram_perplexity() < 1000
+    assert unigram_perplexity(both) == pytest.approx(math.exp(-sum(mixed) / 3))
+    assert 50 < unigram_perplexity(make_blend([Member(read_manifest(workshop.shards))])) < 1000
     with pytest.raises(DataError, match="second has no held-out tokens"):
-        make_blend([Member(second)]).unigram_perplexity()
+        unigram_perplexity(make_blend([Member(second)]))
 
 
 def _tokenized(
@@ -339,7 +340,7 @@ def test_ids_are_counted_up_to_a_limit_and_over_chunks(
     streams = [np.array(open_shard(web, shard).tokens) for shard in shards]
     total = sum(map(len, streams))
     for chunk in (7, 1 << 22):
-        monkeypatch.setattr("data_pipeline.shards.blend._CHUNK_TOKENS", chunk)
+        monkeypatch.setattr("data_pipeline.shards.unigram._CHUNK_TOKENS", chunk)
         for limit in (1, total // 2, total, 10_000):
             parts = [ids[: math.ceil(limit * len(ids) / total)] for ids in streams]
             expected = np.bincount(np.concatenate(parts), minlength=web.tokenizer.vocab_size)
