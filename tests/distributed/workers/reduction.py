@@ -21,9 +21,9 @@ from pretrain.training.open_run import Run, open_run
 
 def steps(payload: dict[str, Any]) -> dict[str, Any]:
     """{run: losses, norms, a digest of all ranks' weights, what a step's reductions were}"""
-    reduction.PACKED_ELEMENTS = (
-        4096  # of the tiny model some weights alone, the rest in several packs
-    )
+    # Of the tiny model some weights alone, the rest in several packs and buckets.
+    reduction.PACKED_ELEMENTS = 1024
+    reduction.BUCKET_ELEMENTS = 4096
     return {name: _steps(overrides) for name, overrides in payload["runs"].items()}
 
 
