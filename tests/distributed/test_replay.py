@@ -163,7 +163,8 @@ def test_a_branch_is_compared_from_where_it_begins(tiny_shards: Path, tmp_path: 
     content = diff_document(trunk, branch).content
     assert content["first_step"] == 5 and len(content["reproduced"]) == 2
     assert all("bit-equal to the record" in sentence for sentence in content["reproduced"])
-    assert not any(cause.startswith("branched_from") for cause in content["causes"])
+    keys = [cause.partition(":")[0] for cause in content["causes"]]
+    assert keys == ["schedule.steps", "schedule.branch_from"]
     with pytest.raises(UserError, match=f"replay step 3 of its trunk, {trunk}$"):
         look_up(branch, 3)
 
