@@ -92,7 +92,8 @@ def test_the_committed_records_are_the_sealed_runs(tmp_path: Path) -> None:
         path.write_text(json.dumps(content))
         return records.deviations(folder)
 
-    assert all("validation_loss of" in line for line in sentences(validation_loss=3.0))
+    losses = sentences(validation_loss=3.0)
+    assert losses and all("validation_loss of" in line for line in losses)
     other = json.loads(text)["runs"]["orthogonal-t500-seed_21"]["settings"]
     (sentence,) = sentences(settings=other)
     assert sentence.endswith(f"{name} has other settings than 4590af20be90.json")

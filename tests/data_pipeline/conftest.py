@@ -67,7 +67,11 @@ def make_manifest(tmp_path: Path) -> MakeManifest:
                 "split": split,
                 "source": source,
             }
-            parts = {"text_bytes": 0, "units": (unit,), "unit_documents": (len(documents),)}
+            parts = {
+                "text_bytes": 4 * sum(map(len, documents)),
+                "units": (unit,),
+                "unit_documents": (len(documents),),
+            }
             shards.append(Shard(**identity, **parts, **writer.finish()))
         return manifest_of(directory, shards, vocab_size=60_000)
 
