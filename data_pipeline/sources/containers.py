@@ -150,6 +150,7 @@ def _unpacked(stream: HashedStream, packing: Packing) -> Iterator[bytes | Damage
     """Decompress all frames of a file."""
     start = 0  # of the present frame, in bytes
     decompressor = None
+    begun = False
     chunk = b""
     while chunk or (chunk := stream.read(_READ_BYTES)):
         if decompressor is None:
@@ -159,6 +160,7 @@ def _unpacked(stream: HashedStream, packing: Packing) -> Iterator[bytes | Damage
                 continue
             start = stream.tell() - len(chunk)
             decompressor = packing.begin()
+            begun = True
         try:
             yield decompressor.decompress(chunk)
         except packing.broken as error:
@@ -175,6 +177,8 @@ def _unpacked(stream: HashedStream, packing: Packing) -> Iterator[bytes | Damage
             decompressor = None
     if decompressor is not None or stream.missing:
         yield DamageError("truncated", "the file is cut short; what follows is lost")
+    elif not begun and stream.hashed:
+        yield DamageError("damaged", "the file holds zeros alone")
 
 
 def _broken_frame(

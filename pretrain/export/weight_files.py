@@ -62,5 +62,6 @@ def write_weights(
             values = weight.make().detach().to("cpu", dtype).contiguous()
             assert tuple(values.shape) == weight.shape, (weight.name, values.shape, weight.shape)
             file.write(values.view(-1).view(torch.uint8).numpy().data)
+            del values  # before the next one is made
         sync(file)
     return sum(sizes)

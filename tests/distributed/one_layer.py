@@ -158,7 +158,7 @@ def full_weights(
 
 
 def worst_difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Worst absolute difference on any rank."""
-    worst = (a - b).abs().max().detach()
+    """Worst absolute difference on any rank; infinite for a NaN, which `max` may pass over."""
+    worst = (a - b).abs().max().nan_to_num(math.inf, math.inf).detach()
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return worst.item()

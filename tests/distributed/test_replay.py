@@ -139,16 +139,17 @@ def test_what_cannot_be_replayed_is_refused(run: Path) -> None:
     assert refused.returncode == 2 and "is not a run directory" in refused.stderr
 
 
-def test_the_first_difference_of_two_runs_is_found(
-    single: Path, tiny_shards: Path, tmp_path: Path
-) -> None:
+def test_the_first_difference_of_two_runs_is_found(tiny_shards: Path, tmp_path: Path) -> None:
     """Learning rates that part after step 5, so the weights do, and the losses one step later."""
-    other = trained(tiny_shards, tmp_path, "one", schedule__steps=5)
-    trained(tiny_shards, tmp_path, "one", optimizer__learning_rate=1e-3)
+    constant = {"schedule__kind": "constant"}
+    single = trained(tiny_shards, tmp_path / "whole", "one", **constant)
+    other = trained(tiny_shards, tmp_path, "one", schedule__steps=5, **constant)
+    trained(tiny_shards, tmp_path, "one", optimizer__learning_rate=1e-3, **constant)
     step, words = first_recorded(single, other)
-    assert step is not None and words.startswith(f"the records differ from step {step} on")
-    saved, _, tensors = first_saved(single, other)
-    assert tensors is not None and saved == f"the checkpoints of step {tensors.step} differ"
+    assert step == 6 and words.startswith("the records differ from step 6 on, optim/lr ")
+    saved, equal_until, tensors = first_saved(single, other)
+    assert tensors is not None and (equal_until, tensors.step) == (4, 8)
+    assert saved == "the checkpoints of step 8 differ"
     assert all(row[2] > 0 for row in tensors.rows) and not tensors.alone
     assert compare_states(RunDirectory(single), RunDirectory(single), STEPS) is None
     for step in (7, 4):  # after the change of the rate, and before it

@@ -141,9 +141,7 @@ def test_three_in_a_row_stop_the_run_and_name_the_last_good_checkpoint(
     assert (run / "state").read_text() == "diverged\n"
     assert records(run)[-1]["stability/skipped_steps"] == 3
     assert complete(run) == ["step_00000002"]
-    with pytest.raises(
-        UserError, match=r"^run 'row' .* has diverged, .*; resume|: resume it with a lower"
-    ):
+    with pytest.raises(UserError, match=r"^run 'row' .* has diverged, .*: resume it with a lower"):
         read_finished_run(run)
 
 

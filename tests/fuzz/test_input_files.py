@@ -134,12 +134,14 @@ def test_no_loss_of_a_packed_file_is_silent(folder: Path, name: str, data: st.Da
     if parsed is None:
         return
     documents, rejects = parsed
+    lost = [reject for reject in rejects if not reject.kept]  # each text has a kept one, U+2581
+    checked = not name.endswith(".parquet")  # whose footer has no checksum
     if len(documents) < len(RECORDS) and changed:
-        # A frame may be removed, or there twice, whole.
-        whole_frames = name.endswith(".zst") and not rejects
-        assert rejects or whole_frames or len(changed) < len(PACKED[name])
+        # Where a frame is gone, half a record is left.
+        excused = not checked and (rejects or len(changed) < len(PACKED[name]))
+        assert lost or excused
     texts = {record["text"] for record in RECORDS}
-    if not rejects and not name.endswith(".parquet"):
+    if checked and not lost:
         assert {document.text for document in documents} <= texts
 
 

@@ -66,6 +66,10 @@ def test_metrics(folder: Path, content: bytes, resume_step: int) -> None:
     assert left == content if kept == REFUSED else content.startswith(left)
     if kept != REFUSED:
         assert all(record["step"] <= resume_step for record in read_metrics(path))
+        if records != REFUSED:
+            remaining = [record for record in records if record["step"] <= resume_step]
+            assert str([*read_metrics(path)]) == str(remaining)
+            assert str([*kept]) == str(remaining[-3:])
 
 
 @pytest.fixture(scope="module")

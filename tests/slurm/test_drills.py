@@ -104,9 +104,7 @@ def test_two_nodes_of_two_ranks(drills: Drills) -> None:
     settings = {
         "ORA_SITE": site,
         "ORA_DOCTOR": 1,
-        "ORA_PREFIX": "env ORA_TEST=1",
         "ORA_INTERFACE": "eth0",
-        "ORA_TIMEOUT_SECONDS": 500,
     }
     job = drills.train("two_nodes", ranks=4, settings=settings)
     ended = job.end()

@@ -170,16 +170,19 @@ def test_outside_a_job_the_scripts_say_so() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in JOBS if name.startswith(("pretrain", "sweep"))])
-def test_every_script_that_trains_reads_the_directory_of_the_runs(
+def test_every_script_that_trains_reads_the_directory_of_the_runs_the_prefix_and_the_timeout(
     name: str, tmp_path: Path
 ) -> None:
-    """The program writes down its arguments, and decides about nothing."""
-    program = f"printf '%s\\n' \"$@\" >>{tmp_path}/words"
+    """The program writes down what it gets, and decides about nothing."""
+    program = f'printf \'%s\\n\' "${{ORA_TEST:-}}" "$@" >>{tmp_path}/words'
     settings = {"ORA_GRID": "a1_init", "ORA_NUM_TASKS": "1", "ORA_DOCTOR": "0"}
     settings |= {"SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_NODELIST": "n1"}
+    settings |= {"ORA_PREFIX": "env ORA_TEST=1", "ORA_TIMEOUT_SECONDS": "500"}
     runs = {"ORA_RUN_DIRECTORY": "/scratch/runs"}
     with_python(tmp_path, program, f"slurm/{name}", "run.seed=7", **settings, **runs)
     words = (tmp_path / "words").read_text().splitlines()
+    assert words[0] == "1"
+    assert words.index("parallel.timeout_seconds=500") < words.index("run.seed=7")
     assert words.index("run.directory=/scratch/runs") < words.index("run.seed=7")
 
 

@@ -376,6 +376,8 @@ def test_packed_text_is_text(tmp_path: Path) -> None:
     assert [document.text for document in documents(tmp_path / "a.md.gz")] == ["one\ntwo"]
     (tmp_path / "a.md.gz").write_bytes(packed[:-9])
     assert [reject.reason for reject in rejects(tmp_path / "a.md.gz")] == ["truncated"]
+    (tmp_path / "a.md.gz").write_bytes(b"\x00" * len(packed))  # as a crashed disk leaves it
+    assert [reject.reason for reject in rejects(tmp_path / "a.md.gz")] == ["damaged"]
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])

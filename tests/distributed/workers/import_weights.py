@@ -40,7 +40,8 @@ def import_all(payload: dict[str, Any]) -> dict[str, Any]:
             import_model(root / name, root / f"{name}-imported", "demo", payload["overrides"])
             for variant in ("pretrained", "vanilla"):
                 facts[f"{name} {variant}"] = _difference(root, name, variant, context)
-        import_model(root / "starcoder2", root / "other", "demo", payload["overrides"])
+        stock("qwen3", root / "other", initializer_range=0.1)
+        import_model(root / "other", root / "other-imported", "demo", payload["overrides"])
         facts["padded"] = _padded(root, payload, context)
     return facts
 

@@ -5,6 +5,7 @@ The same model with one way of computing beside another.
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -56,7 +57,7 @@ def _compare(
     (tensors, facts), (other, other_facts) = passes["one"], passes["other"]
     assert tensors.keys() == other.keys()
     differences = {
-        name: ((tensors[name] - other[name]).abs().max() / tensors[name].abs().max()).item()
+        name: _apart(tensors[name], other[name])
         for name in tensors
         if tensors[name].numel()  # adapters of a rank without frozen heads
     }
@@ -70,6 +71,14 @@ def _compare(
         "breaks": len(counters["graph_break"]),
         **{name: {"one": facts[name], "other": other_facts[name]} for name in facts},
     }
+
+
+def _apart(gradient: torch.Tensor, other: torch.Tensor) -> float:
+    """Largest difference in units of the largest entry; infinite for a NaN."""
+    if torch.equal(gradient, other):
+        return 0.0
+    relative = (gradient - other).abs().max() / gradient.abs().max()
+    return relative.nan_to_num(math.inf, math.inf).item()
 
 
 def _pass(

@@ -5,6 +5,7 @@ One Synthesizer layer in float64 beside plain autograd, dropout and initial valu
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -130,8 +131,10 @@ def _dropout(context: ParallelContext, sequence_parallel: bool) -> dict[str, Any
     )
     core = model.decoder.layers[0].self_attention.core_attention
     value = torch.ones(LENGTH, BATCH, HEADS // context.world_size, HEAD_DIM, dtype=torch.float64)
+    # Each token's value is 1 at a place of its own: where the output is 0, a key was dropped.
+    places = torch.eye(LENGTH, HEAD_DIM, dtype=torch.float64)[:, None, None].expand_as(value)
 
-    def run(step: int) -> torch.Tensor:
+    def run(step: int, value: torch.Tensor = value) -> torch.Tensor:
         set_seeds(SEED, step, 0, context.tensor_parallel_rank)
         if not sequence_parallel:
             return core(value, None)
@@ -144,15 +147,19 @@ def _dropout(context: ParallelContext, sequence_parallel: bool) -> dict[str, Any
         first = run(1)
         again = run(1)
         next_step = run(2)
+        marks = run(1, places)
         core.eval()
         kept_all = run(1)
     ranks = [torch.empty_like(first) for _ in range(context.world_size)]
     dist.all_gather(ranks, first)
+    masks = [torch.empty_like(marks) for _ in range(context.world_size)]
+    dist.all_gather(masks, marks)
+    heads = (torch.cat(masks, dim=-1).unflatten(-1, (HEADS, HEAD_DIM)) != 0).unbind(2)
     return {
         "repeats": torch.equal(first, again),
         "changes_with_the_step": not torch.equal(first, next_step),
         "differs_between_samples": not torch.equal(first[:, 0], first[:, 1]),
-        "differs_between_ranks": all(not torch.equal(ranks[0], other) for other in ranks[1:]),
+        "differs_between_heads": all(not torch.equal(a, b) for a, b in combinations(heads, 2)),
         "mean": float(torch.stack(ranks).mean()),
         "evaluation": float((kept_all - 1).abs().max()),
     }

@@ -138,16 +138,14 @@ class _Models:
             strict=True,
         )
         size = torch.stack([gradient.norm() for gradient in gradients[0].values()]).norm()
-        worst = [
-            max(
-                float((other[name] - gradient).norm() / size)
-                for name, gradient in gradients[0].items()
-            )
+        apart = [
+            float((other[name] - gradient).norm() / size)
             for other in gradients[1:]
+            for name, gradient in gradients[0].items()
         ]
-        return {
-            "loss": max(abs(loss / losses[0] - 1) for loss in losses),
-            "gradient": max(worst),
+        return {  # torch's maximum of a NaN is one
+            "loss": torch.tensor([abs(loss / losses[0] - 1) for loss in losses]).max().item(),
+            "gradient": torch.tensor(apart).max().item(),
             "shared_gradients": len(gradients[0]),
         }
 

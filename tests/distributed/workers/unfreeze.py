@@ -213,7 +213,8 @@ def _freezes(config: Config) -> dict[str, Any]:
                     "weights": new.weights.keys() == old.weights.keys()
                     and all(equal(new.weights[name], value) for name, value in old.weights.items()),
                     "masters, moments and steps": _same(left) and len(left) > 4,
-                    "states are gone": old.slices.keys() - new.slices.keys() <= frozen.keys(),
+                    "states are gone": old.slices.keys() - new.slices.keys()
+                    == old.slices.keys() & frozen.keys(),
                     "counters": micro_steps == new_micro_steps > 0,
                 }
                 layers = [f"layers.{layer}." for layer in run.phased.phase.newly_kept]

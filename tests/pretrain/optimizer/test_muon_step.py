@@ -148,9 +148,11 @@ def test_nothing_moves_in_a_step_that_is_not_allowed(monkeypatch: pytest.MonkeyP
             after = training.optimizer.state[training.matrix]["momentum"]
             assert torch.allclose(after, had["momentum"], rtol=1e-6)
             continue
-        free.matrix.grad = training.gradients[0].clone()
+        for parameter in (free.matrix, free.other):
+            parameter.grad = training.gradients[0].clone()
         free.optimizer.step()
         assert torch.allclose(training.matrix, free.matrix, rtol=1e-4)
+        assert torch.allclose(training.other, free.other, rtol=1e-4)
 
 
 def test_states_before_the_first_step_and_a_matrix_in_no_group(

@@ -90,8 +90,9 @@ def test_threads_are_shared_out_unless_the_user_says_how_many(
 ) -> None:
     command = program(tmp_path, "(directory / f'{rank}').write_text(os.environ['OMP_NUM_THREADS'])")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("pretrain.ranks.launch.usable_cores", lambda: 7)
     launch_local_ranks(command, 2)
-    assert (tmp_path / "1").read_text() == str(max(1, (os.cpu_count() or 1) // 2))
+    assert (tmp_path / "1").read_text() == "3"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     launch_local_ranks(command, 2)
     assert (tmp_path / "1").read_text() == "5"
