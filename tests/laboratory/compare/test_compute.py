@@ -201,7 +201,10 @@ def timed(
 ) -> Path:
     facts = {"started": f"2026-11-22T{started}+0000", "host": host, **more}
     changes = {f"environment.{key}": value for key, value in facts.items()}
-    columns = {tags.STEP_SECONDS.tag: [seconds] * 100}
+    columns = {
+        tags.STEP_SECONDS.tag: [seconds] * 100,
+        tags.TOKENS_PER_SECOND.tag: [2048 / seconds] * 100,
+    }
     losses = {
         tags.VALIDATION_LOSS.tag: [None if step % 50 else 5 - step / 100 for step in range(1, 101)]
     }

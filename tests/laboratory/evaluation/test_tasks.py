@@ -93,7 +93,7 @@ def log_likelihood(directory: Path, context: str, continuation: str) -> tuple[fl
 def test_the_items_are_those_that_transformers_gives(
     models_root: Path, report: dict[str, Any]
 ) -> None:
-    """Six items of each task; the others repeat them."""
+    """Six items of `last_word`, which the others repeat, and six of `choice`."""
     model = models_root / "orthogonal-2"
     texts = [
         json.loads(line)["text"]
@@ -108,6 +108,13 @@ def test_the_items_are_those_that_transformers_gives(
     mean = sum(item["perplexity"] for item in items) / ITEMS
     perplexity = score(report, "orthogonal", 2, task="last_word", metric="perplexity")
     assert perplexity == pytest.approx(math.exp(-mean))
+    right = []
+    for line in (models_root / "files/choice.jsonl").read_text().splitlines()[:6]:
+        item = json.loads(line)
+        choices = [log_likelihood(model, item["text"], f" {word}")[0] for word in item["choices"]]
+        right.append(float(np.argmax(choices) == item["gold"]))
+    items = samples(models_root / "out", "orthogonal-2", "choice")
+    assert [item["acc"] for item in items[:6]] == right
 
 
 def _cut(text: str) -> tuple[str, str]:

@@ -67,8 +67,12 @@ def test_data_come_from_the_hub_and_then_from_the_cache(tmp_path: Path) -> None:
     assert report["tasks"]["sst2"] == {"version": 1.0, "shots": 0, "items": 6}
     assert [comparison["gap"]["n"] for comparison in report["items"]] == [6]
     # The hub is gone. What was fetched is found again, what was not is refused.
+    offline = environment | {"HF_HUB_OFFLINE": "1"}
+    done = warm_cli([*command[:-1], str(tmp_path / "again")], environment=offline)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "again/report.json").read_text())["tasks"] == report["tasks"]
     command[command.index("sst2")] = "sst2,mrpc"
-    done = warm_cli(command, environment=environment | {"HF_HUB_OFFLINE": "1"})
+    done = warm_cli(command, environment=offline)
     assert_refused(
         done, "--tasks sst2,mrpc cannot be loaded", "without HF_HUB_OFFLINE", "--include-path"
     )

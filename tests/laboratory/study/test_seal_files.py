@@ -13,6 +13,7 @@ import pytest
 from laboratory.study.seal import Seal, read_seals, write_seal
 from pretrain.config.removed import LAST_WITH_THEM, REMOVED_KEYS, Removed
 from pretrain.errors import UserError
+from pretrain.runs.seals import content_digest
 from tests.fabricated_seals import made_seal
 
 
@@ -58,6 +59,7 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path, str], Non
     def write(path: Path, text: str) -> None:
         content = json.loads(text)
         change(content["sealed"])
+        content["sha256"] = content_digest(content["sealed"])
         path.write_text(json.dumps(content))
 
     return write
