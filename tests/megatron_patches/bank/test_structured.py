@@ -80,6 +80,13 @@ def test_every_row_and_sign_is_drawn_equally_often(construction: str) -> None:
     assert np.abs(heads.mean(axis=0)).max() < 5 / math.sqrt(16 * 2000)
     gram = np.einsum("hrc,hrd->cd", heads, heads) / 2000
     assert np.abs(gram - np.eye(16) / 4).max() < 0.02
+    matrix = full_matrix(construction, 16)
+    chosen = np.array([signs_and_rows(head, matrix)[1] for head in heads])
+    # Behind its signs a choice of Hadamard's rows is known but for one XOR; pairs are free of it.
+    pairs = np.bincount((chosen[:, :, None] ^ chosen[:, None]).ravel(), minlength=16)[1:]
+    assert np.abs(pairs - 1600).max() < 250
+    if construction == "dct":
+        assert np.abs(np.bincount(chosen.ravel(), minlength=16) - 500).max() < 100
 
 
 @pytest.mark.parametrize("hidden_size", [16, 64, 256, 1024, 4096])

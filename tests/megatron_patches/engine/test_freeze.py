@@ -15,7 +15,7 @@ from megatron_patches.engine.freeze import (
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, LAYERS, build
 
 
-def test_groups_hold_each_trainable_parameter_once_and_vectors_do_not_decay(
+def test_groups_hold_each_trainable_parameter_once_and_matrices_alone_decay(
     one_rank: dist.ProcessGroup,
 ) -> None:
     model = build("orthogonal", adapters=("short_convolution", "low_rank"))
@@ -26,6 +26,9 @@ def test_groups_hold_each_trainable_parameter_once_and_vectors_do_not_decay(
     taps = [layer.self_attention.linear_qkv.adapters.key_taps for layer in model.decoder.layers]
     assert {id(weight) for weight in taps} <= {id(parameter) for parameter in undecayed["params"]}
     assert all(parameter.ndim == 2 for parameter in decayed["params"])
+    names = {id(parameter): name.rpartition(".")[2] for name, parameter in model.named_parameters()}
+    matrices = {names[id(weight)] for weight in undecayed["params"] if weight.ndim == 2}
+    assert matrices == {"key_taps", "value_taps"}
 
 
 def test_what_does_not_require_a_gradient_is_in_no_group(one_rank: dist.ProcessGroup) -> None:

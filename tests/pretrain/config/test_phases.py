@@ -130,9 +130,10 @@ def test_a_layer_that_trains_from_the_start_does_not_begin_to_train() -> None:
         {tensor.name: tensor.start for tensor in configuration.inventories[0]}
         for configuration in (config, without)
     )
-    layer = "decoder.layers.2.self_attention.linear_qkv.trained_query_key"
-    assert starts[layer] == "normal"
-    assert starts.keys() >= {name for name in plain if ".0." in name}
+    layer = "decoder.layers.{}.self_attention.linear_qkv.trained_query_key"
+    assert [starts[layer.format(number)] for number in (1, 2, 3)] == ["normal"] * 3
+    of_first = {name: start for name, start in plain.items() if ".0." in name}
+    assert of_first and starts.items() >= of_first.items()
 
 
 def test_the_trained_heads_beside_frozen_ones_are_frozen_too() -> None:

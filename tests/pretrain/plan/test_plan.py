@@ -337,6 +337,8 @@ def test_young_and_daly_lose_least() -> None:
         == lost(without_saves.young_daly_steps)
         <= min(lost(1000), lost(10_000), lost(20_000), lost(10**6))
     )
+    assert without_saves.mean_hours_between_failures == 500.0  # of one of two nodes
+    assert without_saves.young_daly_steps == 13_416  # √(2 × 2 s × 1,800,000 s) / 0.2 s
 
 
 def test_horizon_batch_and_rate_are_those_of_the_rules_by_hand() -> None:

@@ -106,20 +106,26 @@ with open(sys.argv[1], "w") as file:
             },
             1,
         ),
+        ("0::/job", {"job/cpu.max": "250000 100000"}, 3),
+        ("0::/job/step", {"job/cpu.max": "200000 100000", "job/step/cpu.max": "400000 100000"}, 2),
         ("4:cpu:/job", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "9"}, None),
         ("4:memory:/job", {"memory/job/cpu.max": "100000 100000"}, None),
         ("0::/job", {"job/cpu.max": "spoilt"}, None),
     ],
 )
 def test_cores_are_those_of_the_share(
-    line: str, files: dict[str, str], cores: int | None, tmp_path: Path
+    line: str,
+    files: dict[str, str],
+    cores: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     for name, content in files.items():
         path = tmp_path / "groups" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{content}\n")
     cgroup_file = tmp_path / "own"
     cgroup_file.write_text(f"{line}\n")
-    expected = cores or len(os.sched_getaffinity(0))
-    assert usable_cores(tmp_path / "groups", cgroup_file) == expected
-    assert usable_cores(tmp_path / "groups", tmp_path / "missing") == len(os.sched_getaffinity(0))
+    assert usable_cores(tmp_path / "groups", cgroup_file) == (cores or 8)
+    assert usable_cores(tmp_path / "groups", tmp_path / "missing") == 8

@@ -206,11 +206,11 @@ OUTSIDE = {
 
 def removals(path: Path) -> Iterator[str]:
     for node in nodes(path):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            of_a_list = node.func.attr == "remove" and not (
-                isinstance(node.func.value, ast.Name) and node.func.value.id == "os"
-            )
-            if node.func.attr in REMOVES and not of_a_list:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            called = ast.unparse(node.func)
+            name = called.rpartition(".")[2]
+            of_a_list = name == "remove" and called not in ("os.remove", "remove")
+            if name in REMOVES and not of_a_list:
                 yield f"{path.name}:{node.lineno}"
 
 
