@@ -161,6 +161,8 @@ def assert_same_checkpoint(checkpoint: Path, other: Path, more_than: int = 20) -
 def assert_resumed_exactly(run: Path, again: Path, more_than: int = 20) -> None:
     """A run that was resumed has the records and the last checkpoint of the uninterrupted one."""
     assert (again / "state").read_text() == "finished\n"
+    segments = json.loads((again / "environment.json").read_text())["segments"]
+    assert segments[-1]["first_step"] > 1  # trained anew it would be the same, too
     assert deterministic_metrics(again) == deterministic_metrics(run) != []
     last = f"checkpoints/step_{max(logged_steps(run)):08d}"
     assert_same_checkpoint(again / last, run / last, more_than)

@@ -116,9 +116,12 @@ def test_a_branch_of_a_branch(family: Family) -> None:
     )
     end = family.train("end", schedule__branch_from=family.directory / "middle")
     family.assert_whole(end)
-    segments = json.loads((end / "environment.json").read_text())["segments"]
+    (segment,) = json.loads((end / "environment.json").read_text())["segments"]
     trunk = json.loads((family.trunk / "environment.json").read_text())
-    assert segments[0]["branched_from"]["started"] == trunk["segments"][0]["started"]
+    origin = segment["branched_from"]
+    assert (origin["run"], origin["step"]) == (str(family.directory / "middle"), 9)
+    assert segment["first_step"] == 10
+    assert origin["started"] == trunk["segments"][0]["started"]
 
 
 def test_compare_reads_a_branch(family: Family) -> None:

@@ -67,7 +67,9 @@ def uninterrupted(
     return trained
 
 
-def assert_same_run(run: Path, reference: Path) -> None:
+def assert_same_run(run: Path, reference: Path, resumed_after: int) -> None:
+    segments = json.loads((run / "environment.json").read_text())["segments"]
+    assert segments[-1]["first_step"] == resumed_after + 1  # trained anew it would be the same, too
     assert (run / "state").read_text() == "finished\n"
     assert logged_steps(run) == list(range(1, STEPS + 1))
     assert deterministic_metrics(run) == deterministic_metrics(reference)
@@ -103,7 +105,7 @@ def test_kill_before_and_during_saves_then_resume(
 
     done = train_on_warm_ranks(overrides, ranks=4)
     assert done.returncode == 0, done.stderr
-    assert_same_run(run, uninterrupted(stage))
+    assert_same_run(run, uninterrupted(stage), EVERY)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_signal_saves_exits_0_and_resumes_exactly(
 
     done = train_on_warm_ranks(overrides, ranks=2)
     assert done.returncode == 0, done.stderr
-    assert_same_run(run, uninterrupted(1, ranks=2))
+    assert_same_run(run, uninterrupted(1, ranks=2), stopped_at)
 
 
 def test_another_content_of_the_deepspeed_file_and_seals_are_recorded(

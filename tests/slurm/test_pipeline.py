@@ -117,10 +117,13 @@ def test_sweep_of_three_variants(drills: Drills) -> None:
 
 @drill(nodes=2)
 def test_a_trial_ends_when_its_question_is_answered(drills: Drills) -> None:
-    """Four pairs are there, as fabricated runs; two tasks train the fifth, which is the answer."""
+    """Four pairs are there, as fabricated runs; two tasks train the fifth, which is the answer.
+
+    The sixth pair is not trained.
+    """
     directory = drills.new_directory("trial")
     arms = [{"name": "learns"}, {"name": "hardly", "optimizer.learning_rate": 1e-6}]
-    grid = {"list": arms, "seeds": [1, 2, 3, 4, 5]}
+    grid = {"list": arms, "seeds": [1, 2, 3, 4, 5, 6]}
     write_grid(drills, directory, grid, schedule__steps=6, attention__variant="orthogonal")
     planned = plan_sweep(
         read_grid(str(directory / "grid.yaml")),
@@ -134,7 +137,7 @@ def test_a_trial_ends_when_its_question_is_answered(drills: Drills) -> None:
         write_planned_run(run, drills.shards, 5 + 0.01 * run.config.run.seed + worse)
     question = {"ORA_QUESTION": "worse", "ORA_MARGIN": 1, "ORA_RANKS_PER_NODE": 1}
     names = sweep(drills, directory, nodes=1, **question)
-    assert names == {run.name for run in planned}, logs_in(directory)
+    assert names == {run.name for run in planned[:10]}, logs_in(directory)
     assert (directory / "runs/hardly-seed_5/state").read_text() == "finished\n"
 
 
