@@ -22,6 +22,7 @@ from pretrain.config.keys import SECTIONS as CONFIG_SECTIONS
 from pretrain.config.load import load_config
 from pretrain.config.removed import REMOVED_KEYS
 from pretrain.config.sources import parse_overrides
+from tests.parsed_files import python_files
 from tests.ranks import ROOT
 from tests.shipped_grids import shipped_grids
 from tests.test_architecture import FLOORS
@@ -88,7 +89,7 @@ def test_files_that_are_named_exist(name: str) -> None:
     "name", ["docs/architecture.md", "docs/extending.md", "docs/glossary.md", *METHOD]
 )
 def test_names_of_the_code_that_a_guide_gives_are_in_the_code(name: str) -> None:
-    sources = [path for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*.py")]
+    sources = [path for folder in FOLDERS.split("|") for path in python_files(ROOT / folder)]
     files = {path.name for path in sources}
     words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in sources)))
     spans = re.findall(r"`([^`\n]+)`", prose((ROOT / name).read_text()))

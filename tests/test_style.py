@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parsed_files import nodes, parsed
+from tests.parsed_files import nodes, parsed, python_files
 from tests.ranks import ROOT
 
 FOLDERS = (
@@ -65,7 +65,7 @@ STRANDED = re.compile(r"^ *[\])}]+[:,]?( as \w+:)? +# (?!fmt:|type:)")
 
 def files() -> list[Path]:
     """The files that the rules hold for."""
-    return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for folder in FOLDERS for path in python_files(ROOT / folder)]
 
 
 def named(node: ast.expr) -> str:

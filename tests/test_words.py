@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.parsed_files import texts
+from tests.parsed_files import python_files, texts
 from tests.ranks import ROOT
 from tests.test_docs import command_lines, prose
 
@@ -100,9 +100,7 @@ def test_scripts_use_one_name_for_each_thing() -> None:
 )
 def test_messages_use_one_name_for_each_thing(package: str) -> None:
     said: list[str] = []
-    for path in sorted((ROOT / package).rglob("*.py")):
-        if (ROOT / "slurm/code") in path.parents:  # copies of what a job was submitted with
-            continue
+    for path in python_files(ROOT / package):
         shown = [text for text in texts(path) if " " in text.strip()]
         where = str(path.relative_to(ROOT))
         said += [wrong for text in shown for wrong in found(text, where)]

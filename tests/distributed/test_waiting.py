@@ -16,7 +16,7 @@ from tests.command_line import logged_steps, started, wait_until
 from tests.ranks import function_on_warm_ranks, run_ranks
 from tests.tiny import tiny_overrides
 
-SECONDS = 6
+SECONDS = 8
 WORKER = "tests.distributed.workers.waiting:"
 
 
