@@ -30,6 +30,7 @@ def test_the_published_numbers_come_from_the_committed_runs(page: str, tmp_path:
     assert any("report.md: lacks | " in line for line in sentences)
 
 
+@pytest.mark.distributed  # seconds
 def test_what_the_pages_state_comes_from_the_committed_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def test_a_training_among_empty_variables(tiny_shards: Path, tmp_path: Path) -> 
     assert (tmp_path / "run/summary.json").is_file()
 
 
+@pytest.mark.distributed  # seconds
 def test_the_pipeline_among_empty_variables(tiny_shards: Path) -> None:
     done = run("data_pipeline", "verify", str(tiny_shards))
     assert done.returncode == 0, done.stderr

@@ -134,6 +134,7 @@ def test_parts_have_their_own_epochs_and_shuffle_anew_in_each(
         assert {tuple(r) for r in epochs[0].tolist()} != {tuple(r) for r in epochs[1].tolist()}
 
 
+@pytest.mark.distributed  # seconds
 def test_the_order_depends_on_data_seed_and_number_only(
     web: Manifest, stories: Manifest, tmp_path: Path
 ) -> None:

@@ -299,6 +299,7 @@ def test_the_largest_micro_batch_is_the_largest() -> None:
     assert fit.largest_micro_batch_peak_bytes == peak(fit.largest_micro_batch_size)
 
 
+@pytest.mark.distributed  # seconds
 def test_what_is_advised_makes_it_fit() -> None:
     changes = ("data.micro_batch_size=50", "data.sequence_length=4096")
     plan = planned("large", *changes, gpus=8, gpu="a100-40gb")

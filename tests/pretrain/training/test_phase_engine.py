@@ -28,6 +28,8 @@ from pretrain.training.state_transfer import TrainingState
 from tests.megatron_patches.test_extending import block
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.distributed  # engines of one rank, seconds each
+
 MUON = {"optimizer__kind": "muon", "optimizer__gradient_clip": 0.0}
 FREEZES = {
     **MUON,
