@@ -164,7 +164,7 @@ def test_a_flipped_bit_in_a_units_record_or_rejects_is_found(
     for relative_path in ("units/small_00001.rejects.jsonl", "rejects.jsonl"):
         rejects = out / relative_path
         rejects.write_bytes(rejects.read_bytes().replace(b"bad_json", b"bad_jsom"))
-        if relative_path == "rejects.jsonl":  # a finished directory is not mended
+        if relative_path == "rejects.jsonl":  # a finished directory is not fixed
             assert f"{rejects} is not as the manifest says" in run("verify", out).sentence()
             message = r"rejects\.jsonl is not as the manifest says; .*verify"
             with pytest.raises(DataError, match=message):

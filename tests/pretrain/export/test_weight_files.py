@@ -38,18 +38,18 @@ def test_safetensors_reads_what_was_written(tmp_path: Path, dtype: torch.dtype) 
 
 
 def test_one_weight_is_made_at_a_time(tmp_path: Path) -> None:
-    made: list[weakref.ref[np.ndarray[Any, Any]]] = []
+    references: list[weakref.ref[np.ndarray[Any, Any]]] = []
 
     def make(number: int) -> torch.Tensor:
-        assert not any(earlier() is not None for earlier in made)
+        assert not any(earlier() is not None for earlier in references)
         values = np.full(4, number, dtype=np.float32)
-        made.append(weakref.ref(values))
+        references.append(weakref.ref(values))
         return torch.from_numpy(values)
 
     weights = [Weight(str(number), (4,), lambda number=number: make(number)) for number in range(3)]
-    assert made == []
+    assert references == []
     write_weights(tmp_path / "model.safetensors", weights, torch.float32)
-    assert len(made) == 3
+    assert len(references) == 3
 
 
 def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
