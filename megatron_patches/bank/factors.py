@@ -28,6 +28,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from megatron_patches.bank.exact import FloatArray
+from megatron_patches.bank.gaussian import GRID
 from megatron_patches.errors import MethodError
 
 Factor = Literal["left", "right"]
@@ -35,8 +36,6 @@ FACTORS: tuple[Factor, ...] = ("left", "right")
 
 STREAM_DOMAIN = 0x4F5243
 """First word of the streams' key; those of `orthonormal` are others."""
-GRID = 2.0**16
-"""Normal deviates are rounded to multiples of 1/GRID, as in `orthonormal`."""
 
 
 def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from megatron_patches.bank.exact import FloatArray, orthonormalize_rows
 from megatron_patches.bank.factors import LayerFactors, block_sizes, layer_factors
+from megatron_patches.bank.gaussian import cayley_rows, householder_rows, normal, svd_rows
 from megatron_patches.bank.structured import dct_rows, hadamard_rows, is_power_of_two
 from megatron_patches.errors import MethodError
 
@@ -35,9 +36,6 @@ FACTORED = ("monarch",)
 # First word of each stream's key: head and layer streams never coincide, nor with another use of
 # the seed.
 STREAM_DOMAINS: Mapping[str, int] = MappingProxyType({"head": 0x4F5241, "layer": 0x4F5242})
-# Normal deviates are rounded to multiples of 1/GRID: entries of at most 19 bits, whose Gram matrix
-# is exact (one slice in `exact`) up to hidden_size 2^15.
-GRID = 2.0**16
 
 
 @dataclass(frozen=True)
@@ -254,19 +252,8 @@ def _stream(
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=spawn_key)))
 
 
-def _normal(stream: np.random.Generator, hidden_size: int, columns: int) -> FloatArray:
-    """Draw A [hidden_size, columns] of N(0, 1), rounded to multiples of 1/GRID.
-
-    The rounding moves an entry by at most 8e-6, adds 2e-11 to the variance and cannot be seen in
-    any statistic of a model. It makes Gram matrices exact, and hides the last-bit differences
-    between mathematics libraries that numpy's generator can show in the 0.03 % of entries beyond
-    3.65 (those take a logarithm).
-    """
-    return np.rint(stream.standard_normal((hidden_size, columns)) * GRID) / GRID
-
-
 def _gaussian_head(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    return _normal(stream, hidden_size, num_rows).T
+    return normal(stream, hidden_size, num_rows).T
 
 
 def _qr(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
@@ -279,63 +266,18 @@ def _qr(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatAr
     of this choice: it stays Haar.
     """
     while True:
-        rows = orthonormalize_rows(_normal(stream, hidden_size, num_rows).T)
+        rows = orthonormalize_rows(normal(stream, hidden_size, num_rows).T)
         if rows is not None:
             return rows
-
-
-def _svd(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Draw (U Vᵀ)ᵀ of A = U S Vᵀ, the orthonormal matrix nearest to A.
-
-    Haar. Last bits depend on LAPACK.
-    """
-    left, _, right = np.linalg.svd(_normal(stream, hidden_size, num_rows), full_matrices=False)
-    return (left @ right).T
-
-
-def _householder(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Draw the first columns of a product of reflectors, signs corrected.
-
-    Haar (Stewart, SINUM 17, 1980).
-
-    Reflector j sends a Gaussian vector in the last hidden_size − j dimensions to the axis; the sign
-    of column j makes its entry of R positive. The last bits depend on the BLAS in use.
-    """
-    normal = _normal(stream, hidden_size, num_rows)
-    columns = np.eye(hidden_size, num_rows)
-    for j in reversed(range(num_rows)):
-        vector = normal[j:, j].copy()
-        sign = math.copysign(1.0, vector[0] + 0.0)  # + 0.0: a negative zero counts as +
-        vector[0] += sign * float(np.linalg.norm(vector))
-        length = float(vector @ vector)
-        if length > 0:  # a reflector of nothing is the identity
-            columns[j:, j:] -= np.outer(vector, (2 / length) * (vector @ columns[j:, j:]))
-            columns[:, j] *= -sign
-    return columns.T
-
-
-def _cayley(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Draw the first columns of (I − S)⁻¹(I + S), S skew, entries N(0, 2/hidden_size).
-
-    O(hidden_size³).
-
-    Not Haar. With this variance the mean diagonal of the result tends to 0, which is Haar's: the
-    eigenvalues iλ of S fill a semicircle of variance 2, over which (1 − λ²)/(1 + λ²) has mean 0.
-    The last bits depend on the LAPACK in use.
-    """
-    lower = np.tril(_normal(stream, hidden_size, hidden_size), -1) * math.sqrt(2 / hidden_size)
-    skew = lower - lower.T
-    identity = np.eye(hidden_size)
-    return np.linalg.solve(identity - skew, (identity + skew)[:, :num_rows]).T
 
 
 Constructor = Callable[[np.random.Generator, int, int], FloatArray]
 _CONSTRUCTORS: Mapping[str, Constructor] = MappingProxyType(
     {
         "qr": _qr,
-        "svd": _svd,
-        "householder": _householder,
-        "cayley": _cayley,
+        "svd": svd_rows,
+        "householder": householder_rows,
+        "cayley": cayley_rows,
         "hadamard": hadamard_rows,
         "dct": dct_rows,
     }

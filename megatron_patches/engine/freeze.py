@@ -1,9 +1,6 @@
 """Parameter groups for DeepSpeed, and the audit of the weights in its live engine.
 
 Groups have trainable weights only.
-
-Version-sensitive: the audit reads attributes of DeepSpeed 0.19's ZeRO optimizers, in
-`_zero_partitions` and under the names in `LOW_PRECISION_GROUPS`.
 """
 
 from __future__ import annotations
@@ -14,11 +11,16 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 
+from megatron_patches.engine.zero_state import (
+    gradient_size,
+    low_precision_parameters,
+    numel,
+    optimizer_state_size,
+    size_of,
+    zero_partitions,
+)
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.optimizers import ADAMW, factor_of_name
-
-LOW_PRECISION_GROUPS = ("bit16_groups", "bf16_groups", "fp16_groups")
-"""Attributes in which the ZeRO-1/2, BF16 and ZeRO-3 optimizers keep parameters by group."""
 
 FROZEN_BUFFERS = ("query_key_weight", "query_key_right", "query_key_left")
 """Names of the buffers of frozen rows: the rows, then the two factors of a structured bank."""
@@ -154,15 +156,15 @@ def audit_rank(engine: Any) -> dict[str, Any]:
     # Stage 3 leaves each rank a slice of every parameter.
     local_tensors = [getattr(p, "ds_tensor", p) for p in trainable]
     banks = frozen_weights(engine.module)
-    partitions = _zero_partitions(engine)
+    partitions = zero_partitions(engine)
     violations = _frozen_in_zero(engine)
     return {
-        "trainable": _size(local_tensors),
-        "frozen": _size(banks),
-        "gradients": _gradients(engine, trainable, partitions),
-        "zero_partitions": [_size([partition]) for partition in partitions],
-        "master_weights": _size([p for p in partitions if not any(p is q for q in trainable)]),
-        "optimizer_state": _optimizer_state(engine, partitions),
+        "trainable": size_of(local_tensors),
+        "frozen": size_of(banks),
+        "gradients": gradient_size(engine, trainable, partitions),
+        "zero_partitions": [size_of([partition]) for partition in partitions],
+        "master_weights": size_of([p for p in partitions if not any(p is q for q in trainable)]),
+        "optimizer_state": optimizer_state_size(engine, partitions),
         "frozen_in_zero": sum(violations.values()),
         "violations": sorted(violations),
     }
@@ -211,9 +213,9 @@ def model_parameter_counts(model: torch.nn.Module, tp_group: dist.ProcessGroup) 
     sharded = replicated = 0
     for parameter in model.parameters():
         if parameter.requires_grad and getattr(parameter, "tensor_model_parallel", False):
-            sharded += _numel(parameter)
+            sharded += numel(parameter)
         elif parameter.requires_grad:
-            replicated += _numel(parameter)
+            replicated += numel(parameter)
     frozen = sum(weight.numel() for weight in frozen_weights(model))
     shares: list[Any] = [None] * tp_group.size()
     dist.all_gather_object(shares, (sharded, frozen), group=tp_group)
@@ -227,83 +229,16 @@ def _frozen_in_zero(engine: Any) -> dict[str, int]:
     """Return {name: elements} of frozen weights that an optimizer's group or stage 3 holds."""
     banks = {weight.data_ptr() for weight in frozen_weights(engine.module)}
     banks.discard(0)  # the address of every parameter that stage 3 has emptied
-    owned = {id(p) for p in _low_precision_parameters(engine)}
+    owned = {id(p) for p in low_precision_parameters(engine)}
     violations = {}
     for name, parameter in engine.module.named_parameters():
         in_zero = id(parameter) in owned or hasattr(parameter, "ds_tensor")
         is_bank = any(buffer in name for buffer in FROZEN_BUFFERS) or parameter.data_ptr() in banks
         is_frozen = is_bank or not parameter.requires_grad
         if in_zero and is_frozen:
-            violations[name] = _numel(parameter)
+            violations[name] = numel(parameter)
     # Stage 3 marks what it has cut with `ds_tensor`; no buffer may carry that mark.
     for name, buffer in engine.module.named_buffers():
         if hasattr(buffer, "ds_tensor"):
             violations[name] = buffer.numel()
     return violations
-
-
-def _low_precision_parameters(engine: Any) -> list[torch.nn.Parameter]:
-    """Return the model parameters in the optimizer's own groups, for any ZeRO stage."""
-    for attribute in LOW_PRECISION_GROUPS:
-        if hasattr(engine.optimizer, attribute):
-            return [p for group in getattr(engine.optimizer, attribute) for p in group]
-    return [p for group in engine.optimizer.param_groups for p in group["params"]]
-
-
-def _zero_partitions(engine: Any) -> list[torch.Tensor]:
-    """Return the tensors that our own optimizer updates.
-
-    Fp32 partitions under ZeRO, else the parameters.
-    """
-    # Stage 3 steps through sub-groups.
-    if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):
-        return list(engine.optimizer.fp32_partitioned_groups_flat)
-    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    return [p for group in inner.param_groups for p in group["params"]]
-
-
-def _gradients(
-    engine: Any, trainable: list[torch.Tensor], partitions: list[torch.Tensor]
-) -> dict[str, Any]:
-    optimizer = engine.optimizer
-    # BF16 optimizer: ZeRO-1 with fp32 accumulation.
-    if hasattr(optimizer, "fp32_groups_gradients_flat"):
-        return _size(optimizer.fp32_groups_gradients_flat) | {"implied": False}
-    if getattr(optimizer, "grad_partitions_flat_buffer", None) is not None:  # stage 3
-        return _size([optimizer.grad_partitions_flat_buffer]) | {"implied": False}
-    # Stage 2 keeps this rank's partition, in the accumulation type.
-    if engine.zero_optimization_stage() == 2:
-        elements = sum(p.numel() for p in partitions)
-        return {
-            "elements": elements,
-            "bytes": elements * optimizer.gradient_accumulation_dtype.itemsize,
-            "implied": True,
-        }
-    return _size(trainable) | {"implied": True}
-
-
-def _optimizer_state(engine: Any, partitions: list[torch.Tensor]) -> dict[str, Any]:
-    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    # Step counters and other scalars are no state of elements.
-    states = [
-        value
-        for state in inner.state.values()
-        for value in state.values()
-        if torch.is_tensor(value) and value.ndim > 0
-    ]
-    if states:
-        return _size(states) | {"implied": False}
-    implied = [partition for partition in partitions for _ in inner.states_of(partition)]
-    return _size(implied) | {"implied": True}
-
-
-def _size(tensors: list[Any]) -> dict[str, Any]:
-    return {
-        "elements": sum(_numel(tensor) for tensor in tensors),
-        "bytes": sum(_numel(tensor) * tensor.element_size() for tensor in tensors),
-    }
-
-
-def _numel(tensor: Any) -> int:
-    # Stage 3 leaves an empty placeholder in the module.
-    return getattr(tensor, "ds_numel", tensor.numel())

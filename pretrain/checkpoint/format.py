@@ -26,9 +26,8 @@ from typing_extensions import TypedDict
 from data_pipeline.io.files import hash_file, read_regular
 from data_pipeline.io.forms import Count, parse_json
 from megatron_patches.recipe.optimizers import FP32
-from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
-from pretrain.config.keys import FIELDS
-from pretrain.config.removed import PHASES, present_key, removed_sentence, without_removed
+from pretrain.checkpoint.damage import damaged, unreadable
+from pretrain.config.keys import type_problem
 from pretrain.errors import UserError
 from pretrain.runs.directory import ABOUT, MARKER
 from pretrain.runs.position import Position
@@ -42,38 +41,6 @@ MASTER = "master"
 PARAMETERS = "parameters.json"
 
 T = TypeVar("T")
-
-
-class DamagedCheckpoint(UserError):
-    """Error for a checkpoint with a file that differs from the one that was saved."""
-
-
-def damaged(file: Path, problem: str) -> DamagedCheckpoint:
-    """Return the error for a damaged file, or for a checkpoint that is no longer there.
-
-    Args:
-        file: A file in the checkpoint's directory.
-        problem: A clause that follows the file's name.
-    """
-    if not file.parent.is_dir():
-        return DamagedCheckpoint(
-            f"{file.parent} was removed while it was being read: a training continues and keeps "
-            "its last checkpoint.keep_last; start again, which takes the newest"
-        )
-    return DamagedCheckpoint(
-        f"{file} {problem}; restore it, or take another checkpoint: --step, or for a training "
-        f"checkpoint.fall_back=true, which keeps {file.parent.name} aside and continues from the "
-        "one before"
-    )
-
-
-def unreadable(file: Path, error: OSError) -> DamagedCheckpoint:
-    """Return the error for a file that cannot be read.
-
-    Args:
-        file: A file in the checkpoint's directory.
-    """
-    return damaged(file, f"cannot be read ({error.strerror})")
 
 
 def rank_file(rank: int) -> str:
@@ -338,24 +305,9 @@ def read_about(checkpoint: Path) -> About:
         )
     about = _read(_ABOUT, checkpoint / ABOUT)
     for key, value in about.keys.items():
-        if problem := _type_problem(key, value):
+        if problem := type_problem(key, value):
             raise damaged(checkpoint / ABOUT, f"is damaged: {key} is {value!r}: {problem}")
     return about
-
-
-def _type_problem(key: str, value: Any) -> str | None:
-    """Return why a setting cannot have a value; None if it can, or was removed since."""
-    if key == FORMER_PHASES:
-        return _type_problem(PHASES, phases_of_unfreeze(value))
-    field = FIELDS.get(present_key(key))
-    if field is None or value is None or removed_sentence(key, value) is not None:
-        return None
-    try:
-        form: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation())
-        form.validate_python(without_removed(key, value), strict=True)
-    except ValidationError as error:
-        return error.errors()[0]["msg"].lower()
-    return None
 
 
 def read_index(checkpoint: Path) -> dict[str, StoredParameter]:

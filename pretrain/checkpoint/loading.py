@@ -23,11 +23,11 @@ from safetensors import SafetensorError, safe_open
 from megatron_patches.engine.freeze import lasting_weights
 from megatron_patches.model.gpt import GPT
 from pretrain.checkpoint.blocks import overlaps, parts_of_rank
+from pretrain.checkpoint.damage import damaged
 from pretrain.checkpoint.format import (
     MASTER,
     Block,
     StoredParameter,
-    damaged,
     read_about,
     read_index,
     tensor_key,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoint.branching import branch_points
-from pretrain.checkpoint.format import DamagedCheckpoint
+from pretrain.checkpoint.damage import DamagedCheckpoint
 from pretrain.checkpoint.identity import accept_identity, layout_changes, layout_line
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify

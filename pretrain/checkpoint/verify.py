@@ -11,14 +11,12 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from data_pipeline.io.files import MOST_BYTES, hash_file
+from pretrain.checkpoint.damage import DamagedCheckpoint, damaged, unreadable
 from pretrain.checkpoint.format import (
     ABOUT,
-    DamagedCheckpoint,
     StoredFile,
-    damaged,
     read_about,
     read_marker,
-    unreadable,
 )
 from pretrain.ranks.cores import usable_cores
 from pretrain.runs.directory import step_of

@@ -6,9 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from pretrain.config.removed import FORMER_KEYS
+from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
+from pretrain.config.removed import (
+    FORMER_KEYS,
+    PHASES,
+    present_key,
+    removed_sentence,
+    without_removed,
+)
 from pretrain.config.tree import Config
 from pretrain.config.types import OnResume, Section, Setting, setting_of
 
@@ -108,6 +116,25 @@ def missing_settings(saved: Mapping[str, Mapping[str, Any]]) -> list[str]:
             if name in saved and field.is_required() and key not in saved[name]:
                 missing.append(f"{name}.{key}")
     return missing
+
+
+def type_problem(key: str, value: Any) -> str | None:
+    """Return why a saved setting cannot have its value; None if it can, or was removed since.
+
+    Args:
+        key: the setting's name, or one that it had in an earlier version.
+    """
+    if key == FORMER_PHASES:
+        return type_problem(PHASES, phases_of_unfreeze(value))
+    field = FIELDS.get(present_key(key))
+    if field is None or value is None or removed_sentence(key, value) is not None:
+        return None
+    try:
+        form: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation())
+        form.validate_python(without_removed(key, value), strict=True)
+    except ValidationError as error:
+        return error.errors()[0]["msg"].lower()
+    return None
 
 
 def _text(value: Any) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 from data_pipeline.io.files import hash_file, refusing
 from data_pipeline.io.lease import Lease
-from pretrain.checkpoint.format import DamagedCheckpoint, marker_digest
+from pretrain.checkpoint.damage import DamagedCheckpoint
+from pretrain.checkpoint.format import marker_digest
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.models import (

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
-
-import torch.distributed as dist
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import check_shards
@@ -30,20 +26,20 @@ from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.gpu_settings import record_collectives, use_arithmetic
 from pretrain.ranks.groups import (
     ParallelContext,
-    agree,
     initialize_distributed,
     require_equal_on_all_ranks,
     shutdown_distributed,
 )
-from pretrain.ranks.watch import NEWEST, Watch, others_waiting, watching
+from pretrain.ranks.watch import NEWEST, Watch, watching
 from pretrain.runs.directory import RunDirectory
-from pretrain.runs.lock import PAUSE, RunLock
+from pretrain.runs.lock import RunLock
 from pretrain.runs.position import Position
-from pretrain.runs.storage import ANSWER_SECONDS, OF_THE_STORAGE, answer, stands, storage_sentence
+from pretrain.runs.storage import ANSWER_SECONDS, answer, stands
 from pretrain.telemetry.profile import StepProfile
 from pretrain.telemetry.records import AttentionScores, HeldOutLosses, Sample, StepRecord
 from pretrain.telemetry.telemetry import Telemetry
 from pretrain.training.phase_engine import PhasedEngine
+from pretrain.training.rank_zero import lock_run, rank_zero_acting
 from pretrain.training.run_files import (
     close_run_files,
     open_run_files,
@@ -243,7 +239,7 @@ def open_run(config: Config) -> Iterator[Run]:
             launch, config.parallel.timeout_seconds, partial(_standing, directory.path)
         ) as watch:
             watch.saved = partial(_saved, directory)
-            lock = _lock(directory.path, context, watch)
+            lock = lock_run(directory.path, context, watch)
             try:
                 yield from _opened(_build(inputs, context, watch, lock))
             finally:
@@ -284,26 +280,6 @@ def _opened(run: Run) -> Iterator[Run]:
     run.phased.close()
 
 
-def _lock(run: Path, context: ParallelContext, watch: Watch) -> RunLock | None:
-    """Lock the run directory on rank 0 (collective); None on the other ranks.
-
-    Raises UserError: on every rank: another process is training the run.
-    """
-    lock = RunLock(run)
-    waiting = False
-    while True:
-        watch.at("the lock of the run directory")
-        refused = False
-        with _first_rank_acting(context, watch):
-            refused = context.is_first and not lock.take()
-        if agree([float(refused)], context.device)[0] == 0:
-            return lock if context.is_first else None
-        if context.is_first and not waiting:
-            print(lock.waited_for, file=sys.stderr, flush=True)
-        waiting = True
-        time.sleep(PAUSE)
-
-
 def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock | None) -> Run:
     resolved = inputs.resolved
     config = resolved.config
@@ -316,7 +292,7 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
         "the training data", blend.fingerprint, "give every node the same shards"
     )
     for manifest in blend.manifests:
-        with _first_rank_acting(context, watch):
+        with rank_zero_acting(context, watch):
             if context.is_first:
                 check_shards(manifest)
     data = open_data(config.data, blend, seed=config.data_seed, cache=config.sample_cache)
@@ -335,11 +311,11 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
     errors = DeferredError(context.device)
     checkpoints = Checkpoints(resolved, context, identity, resumed=resumed, errors=errors)
     watch.at("the order of the samples")
-    with _first_rank_acting(context, watch):
+    with rank_zero_acting(context, watch):
         if context.is_first:
             data.samples.prepare(position.consumed_samples)
     telemetry = None
-    with _first_rank_acting(context, watch, resolved.directory.path):
+    with rank_zero_acting(context, watch, resolved.directory.path):
         if context.is_first:
             telemetry = open_run_files(resolved, context, data, phased=phased, start=start)
             for line in checkpoints.tidy():
@@ -359,29 +335,3 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
         errors=errors,
         lock=lock,
     )
-
-
-@contextmanager
-def _first_rank_acting(
-    context: ParallelContext, watch: Watch, place: Path = Path()
-) -> Iterator[None]:
-    """Raise on every rank what the user must fix and rank 0 meets in the block (collective).
-
-    The others wait meanwhile. `place`: the directory that rank 0 writes to, for errors that do not
-    name a file.
-    """
-    failure: list[Exception | None] = [None]
-    try:
-        with others_waiting(context, watch):
-            yield
-    except (UserError, DataError) as error:
-        failure = [error]
-    except OSError as error:
-        sentence = f"rank 0 cannot use {error.filename} ({error.strerror})"
-        sentence += "; check run.directory and data.directory"
-        if error.errno in OF_THE_STORAGE or error.filename is None:
-            sentence = storage_sentence(error, place)
-        failure = [UserError(sentence)]
-    dist.broadcast_object_list(failure, src=0, device=context.device)
-    if failure[0] is not None:
-        raise failure[0]

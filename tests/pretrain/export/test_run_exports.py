@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.checkpoint.format import damaged
+from pretrain.checkpoint.damage import damaged
 from pretrain.errors import UserError
 from pretrain.export import run_exports
 from pretrain.export.directories import made_beside, refuse_existing
