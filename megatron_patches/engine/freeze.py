@@ -47,7 +47,7 @@ def parameter_groups(
 
     Returns:
         Groups of torch's optimizers; each says its factor of the learning rate under `rate_factor`,
-        and the name of its rule under `rule`.
+        the name of its rule under `rule`, and the phase that freezes it under `until` (0: none).
     """
     members: dict[tuple[tuple[int, int], str, bool, float, float], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -64,6 +64,7 @@ def parameter_groups(
             "weight_decay": weight_decay * key[4],
             "rate_factor": key[3],
             "rule": key[1],
+            "until": key[0][1],
         }
         for key in sorted(members)  # the same order on every rank and after every resume
     ]

@@ -6,7 +6,8 @@
 
 with s_i = `at` times the run's steps, rounded. A layer that begins to train starts from its
 frozen rows. A layer that is frozen in the course of the run stays so. A factor multiplies the
-whole learning-rate schedule and replaces the previous factor.
+whole learning-rate schedule and replaces the previous factor. The rate of rows that will be frozen
+may fall to zero before, linearly over `decay_steps` steps.
 """
 
 from __future__ import annotations
@@ -92,12 +93,15 @@ class PhaseStart:
         train: the layers that become trainable, likewise.
         learning_rate_factor: factor of the learning-rate schedule from then on; it replaces the
             previous phase's.
+        decay_steps: steps before the phase over which the learning rate of the rows that it freezes
+            falls to zero. None: it does not.
     """
 
     at: float
     freeze: str | None = None
     train: str | None = None
     learning_rate_factor: float = 1.0
+    decay_steps: int | None = None
 
     def named(self, what: Literal["freeze", "train"], num_layers: int) -> range:
         """Return the layers that the entry freezes or trains.
@@ -173,6 +177,16 @@ def check_phases(
         previous_step = step
         if entry.freeze is None and entry.train is None:
             raise MethodError(f"{label} (at: {entry.at}) names no layers; give freeze or train")
+        if entry.decay_steps is not None and entry.freeze is None:
+            raise MethodError(
+                f"{label} (decay_steps: {entry.decay_steps}) freezes no layer whose rate could "
+                "fall; give freeze, or leave decay_steps out"
+            )
+        if entry.decay_steps is not None and entry.decay_steps > step:
+            raise MethodError(
+                f"{label} (decay_steps: {entry.decay_steps}) is after step {step}, so the decay "
+                "would begin before the run; give fewer decay_steps, or a later at"
+            )
         if entry.train is not None and phase not in begins:
             raise MethodError(
                 f"{label} (train: {entry.train}) makes no further layer of the {len(begins)} "

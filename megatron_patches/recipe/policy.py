@@ -200,7 +200,7 @@ class QKPolicy:
     phases: tuple[PhaseStart, ...] = axis(
         (),
         "Query and key rows that freeze or begin to train during the run: a list of {at, freeze, "
-        "train, learning_rate_factor}; unset: the variant's.",
+        "train, learning_rate_factor, decay_steps}; unset: the variant's.",
         Rule(
             lambda policy, _: policy.has_rows and not (policy.synthesizer or policy.penalty),
             "attention.phases does not apply to variant '{variant}': it needs rows of queries and "

@@ -59,6 +59,12 @@ class PhaseEntry(Section):
         gt=0,
         description="Factor of the learning rate from there on; it replaces the one before.",
     )
+    decay_steps: Int | None = Field(
+        default=None,
+        ge=1,
+        description="Steps before it over which the learning rate of the rows that freeze falls to "
+        "zero; unset: it does not.",
+    )
 
 
 FORMER_PHASES = "attention.unfreeze"

@@ -8,6 +8,7 @@ it into an engine of that phase, then changes phase as the uninterrupted run did
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_patches.recipe.phases import last_steps
@@ -26,6 +27,8 @@ class Phase:
         learning_rate_factor: Factor of the whole schedule within the phase.
         newly_trainable: Layers whose rows of queries and keys begin to train.
         newly_kept: Layers whose rows are frozen as they were trained.
+        decay_steps: Steps before the phase over which the rate of these rows falls to zero; 0: it
+            does not.
     """
 
     number: int
@@ -33,6 +36,7 @@ class Phase:
     learning_rate_factor: float
     newly_trainable: tuple[int, ...] = ()
     newly_kept: tuple[int, ...] = ()
+    decay_steps: int = 0
 
     @property
     def change(self) -> str:
@@ -68,9 +72,27 @@ def phases_of(policy: QKPolicy, sizes: tuple[int, int], total_steps: int) -> tup
                 entry.learning_rate_factor,
                 newly_trainable=trained,
                 newly_kept=kept,
+                decay_steps=entry.decay_steps or 0,
             )
         )
     return tuple(phases)
+
+
+def rates_before_freezing(phases: Sequence[Phase], step: int) -> dict[int, float]:
+    """Return {phase: factor of the learning rate of the rows that it freezes}, from 1 to 0.
+
+    With s the last step before the phase and D its `decay_steps`, it is min(1, (s - step) / D), so
+    that the rows rest in step s. Phases without `decay_steps` are left out.
+
+    Args:
+        phases: Phases of the run.
+        step: Optimizer step, counted from 1.
+    """
+    return {
+        phase.number: min(1.0, max(0, phase.first_step - 1 - step) / phase.decay_steps)
+        for phase in phases
+        if phase.decay_steps
+    }
 
 
 def learning_rate(

@@ -7,8 +7,9 @@ and our optimizer clips by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -118,14 +119,18 @@ def wrap_model(
     return engine, reduction, engine_audit
 
 
-def set_learning_rate(engine: Any, learning_rate: float) -> None:
-    """Set the learning rate of every parameter group, times the group's factor.
+def set_learning_rate(
+    engine: Any, learning_rate: float, before_freezing: Mapping[int, float] = MappingProxyType({})
+) -> None:
+    """Set the learning rate of every parameter group, times the group's factors.
 
     The loop owns the schedule, a function of the step.
 
     Args:
         engine: a deepspeed.DeepSpeedEngine.
         learning_rate: rate of this step.
+        before_freezing: {phase: factor of the groups that it freezes}.
     """
     for group in engine.optimizer.param_groups:
-        group["lr"] = learning_rate * group["rate_factor"]
+        factor = before_freezing.get(group["until"], 1.0)
+        group["lr"] = learning_rate * group["rate_factor"] * factor

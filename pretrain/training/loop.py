@@ -16,7 +16,7 @@ import time
 import torch
 
 from megatron_patches.model.penalty import take_auxiliary_losses
-from pretrain.config.schedule import learning_rate
+from pretrain.config.schedule import learning_rate, rates_before_freezing
 from pretrain.config.tree import Config
 from pretrain.model.build import take_squared_normalisers, token_losses
 from pretrain.model.packing import count_predictions
@@ -124,7 +124,7 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     config, step = run.config, position.step + 1
     rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
     rate *= run.phased.phase.learning_rate_factor
-    set_learning_rate(run.engine, rate)
+    set_learning_rate(run.engine, rate, rates_before_freezing(run.resolved.phases, step))
     clock = StepClock(run.context.device)
     clock.begin("data")
     run.watch.at(f"step {step}, reading its batch")

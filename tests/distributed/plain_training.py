@@ -30,10 +30,12 @@ def plain_step(
     config: Config,
     step: int,
     learning_rate_factor: float = 1.0,
+    before_freezing: float = 1.0,
 ) -> tuple[float, float]:
     """One update from the sum of `terms`; (norm of all gradients, learning rate).
 
     The norm is that before clipping, which is `config.optimizer.gradient_clip`, 0 for none.
+    `before_freezing` is a factor of the rate of rows that will be frozen.
     """
     optimizer.zero_grad()
     torch.stack(list(terms)).sum().backward()
@@ -51,6 +53,6 @@ def plain_step(
         * learning_rate_factor
     )
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * (before_freezing if group["until"] else 1.0)
     optimizer.step()
     return norm, rate

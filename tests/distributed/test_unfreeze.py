@@ -36,13 +36,18 @@ FROZEN = {  # on two data-parallel ranks, but for the last
         "attention__variant": "monarch_trainable",
         "attention__shared": "true",
         "attention__adapters": "[short_convolution, query_key_bias]",
-        "attention__phases": "[{at: 0.3, freeze: 1}, {at: 0.6, freeze: all}]",
+        "attention__phases": "[{at: 0.3, freeze: 1}, {at: 0.6, freeze: all, decay_steps: 2}]",
     },
 }
 
 REFERENCES: dict[str, dict[str, Any]] = {
     "unfreezes": {},
     "freezes": {**FREEZES, "optimizer__gradient_clip": 0.05},
+    "decays": {
+        "attention__variant": "vanilla",
+        "attention__phases": "[{at: 0.6, freeze: all, decay_steps: 4}]",
+        "optimizer__learning_rate": 5e-3,  # at 1e-3 the rows do not move enough to be seen
+    },
 }
 
 

@@ -32,6 +32,8 @@ from pretrain.training.state_transfer import SliceState, TrainingState
 from tests.command_line import equal
 from tests.distributed.plain_training import plain_optimizer, plain_step
 
+DECAY_STEPS, DECAYED_UNTIL = 4, 6
+"""Of the schedule whose rows come to rest before they freeze, after 0.6 of 10 steps."""
 TAGS = ("loss/train", "optim/grad_norm", "optim/lr", "memory/trainable_parameters")
 
 
@@ -66,6 +68,7 @@ def _curve(overrides: list[str]) -> dict[str, list[float]]:
 def _reference(config: Config) -> dict[str, list[float]]:
     """Models and optimizers of plain PyTorch, one after another; what is kept is copied by name."""
     curves: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
+    slows = any(phase.decay_steps for phase in config.phases)
     with open_run(config) as run:  # for its data
         model: torch.nn.Module | None = None
         states: dict[str, dict[str, Any]] = {}
@@ -85,6 +88,7 @@ def _reference(config: Config) -> dict[str, list[float]]:
                 config=config,
                 step=step,
                 learning_rate_factor=phase.learning_rate_factor,
+                before_freezing=min(1.0, (DECAYED_UNTIL - step) / DECAY_STEPS) if slows else 1.0,
             )
             for tag, value in zip(curves, (loss.item(), norm, rate), strict=True):
                 curves[tag].append(value)

@@ -5,6 +5,7 @@ import pytest
 from megatron_patches.recipe.counting import executed_flops_per_token
 from pretrain.config.load import load_config, parse_config
 from pretrain.config.resolved import resolve
+from pretrain.config.schedule import rates_before_freezing
 from pretrain.config.show import render_show
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -145,6 +146,32 @@ def test_the_trained_heads_beside_frozen_ones_are_frozen_too() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("step", "factors"),
+    [
+        (1, {1: 1.0, 3: 1.0}),
+        (30, {1: 1.0, 3: 1.0}),
+        (31, {1: 29 / 30, 3: 1.0}),
+        (59, {1: 1 / 30, 3: 1.0}),
+        (60, {1: 0.0, 3: 1.0}),
+        (61, {1: 0.0, 3: 1.0}),
+        (182, {1: 0.0, 3: 10 / 12}),
+        (240, {1: 0.0, 3: 0.0}),
+    ],
+)
+def test_the_rate_of_rows_falls_before_they_freeze(step: int, factors: dict[int, float]) -> None:
+    entries = (
+        "{at: 0.25, freeze: 0, decay_steps: 30}",
+        "{at: 0.5, freeze: 1}",
+        "{at: 0.8, freeze: all, decay_steps: 12}",
+    )
+    config = load_config("demo", schedule(*entries, variant="vanilla"))
+    assert rates_before_freezing(config.phases, step) == factors
+    assert parse_config(config.as_dict()).phases == config.phases
+    shown = " ".join(render_show("demo", schedule(*entries, variant="vanilla")).split())
+    assert "(Query/Key of layer 0 are frozen), learning rate x 1, theirs to 0 over 30" in shown
+
+
 def test_show_lists_the_phases() -> None:
     shown = " ".join(render_show("demo", [UNFREEZE]).split())
     halfway = "from step 73 on 1,247,488 trainable (Query/Key of layer 2, 3 train too), "
@@ -183,6 +210,14 @@ def test_show_lists_the_phases() -> None:
         (schedule("{at: 0.5, train: 1, factor: 2}"), "factor"),
         (schedule("{at: 0.5, train: 1, learning_rate_factor: 0}"), "learning_rate_factor"),
         (schedule("{at: 0.5}"), "entry 1 (at: 0.5) names no layers; give freeze or train"),
+        (
+            schedule("{at: 0.5, train: 1, decay_steps: 9}"),
+            "entry 1 (decay_steps: 9) freezes no layer whose rate could fall; give freeze",
+        ),
+        (
+            schedule("{at: 0.25, freeze: 1, decay_steps: 61}", variant="vanilla"),
+            "entry 1 (decay_steps: 61) is after step 60, so the decay would begin before the run",
+        ),
         (schedule("{at: 0.5, freeze: all}"), "(freeze: all) freezes no layer of the 4 that trains"),
         (
             schedule("{at: 0.5, train: 1-2}", "{at: 0.6, freeze: 2}", "{at: 0.7, train: all}"),

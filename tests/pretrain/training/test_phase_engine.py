@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -36,6 +37,8 @@ FREEZES = {
     "attention__variant": "vanilla",
     "attention__phases": "[{at: 0.3, freeze: 1}, {at: 0.6, freeze: all}]",
 }
+EVEN: Mapping[int, float] = MappingProxyType({})
+"""Rows that will be frozen train at the rate of the others."""
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +56,12 @@ def opened(context: ParallelContext, **changes: object) -> PhasedEngine:
     return PhasedEngine(resolve(load_config("demo", overrides), 1), context)
 
 
-def train(phased: PhasedEngine, allowed: bool = True) -> None:
+def train(
+    phased: PhasedEngine, allowed: bool = True, before_freezing: Mapping[int, float] = EVEN
+) -> None:
     """Make one update, or refuse it."""
     tokens = torch.arange(2 * 33).view(2, 33) % 31
-    set_learning_rate(phased.engine, 0.01)
+    set_learning_rate(phased.engine, 0.01, before_freezing)
     for _ in range(phased.engine.gradient_accumulation_steps()):
         phased.engine.backward(token_losses(phased.engine, tokens).mean())
         phased.update.make(torch.tensor(allowed))
@@ -91,6 +96,22 @@ def test_a_change_of_phase_takes_over_everything_and_lets_go_of_the_old_engine(
     engine = weakref.ref(phased.engine)
     phased.close()
     assert engine() is None
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_rows_whose_rate_has_fallen_to_zero_rest_and_no_others_do(
+    context: ParallelContext, kind: str
+) -> None:
+    phased = opened(context, **{**FREEZES, "optimizer__kind": kind})
+    begun = masters(phased)
+    train(phased, before_freezing={1: 0.0, 2: 1.0})
+    rests = {
+        weight_slice.name
+        for weight_slice, values in zip(slices_of_rank(phased.engine), begun, strict=True)
+        if torch.equal(weight_slice.values(MASTER), values)
+    }
+    assert rests == {"decoder.layers.1.self_attention.linear_qkv.trained_query_key"}
+    phased.close()
 
 
 def test_rows_that_freezing_changes_stop_the_training(
