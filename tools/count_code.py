@@ -14,6 +14,7 @@ import io
 import subprocess
 import sys
 import tokenize
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ class Size(NamedTuple):
     tokens: int
 
 
+@cache
 def size(text: str) -> Size:
     """Return the lines and tokens of a module's code."""
     docstring_rows: set[int] = set()
