@@ -22,7 +22,6 @@ mathematics library, CPU model or thread count, nor on which other blocks were m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -61,8 +60,7 @@ def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
     return min(possible, key=sum)
 
 
-@dataclass(frozen=True)
-class LayerFactors:
+class LayerFactors(NamedTuple):
     """Factors of some heads' rows of W_Q, then of W_K, in one layer: m blocks in the left one.
 
     Attributes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from megatron_patches.bank.factors import block_sizes
-from megatron_patches.recipe.adapters import AdapterSizes, Corrections
+from megatron_patches.recipe.adapters import Corrections
 from megatron_patches.recipe.block import (
     MLPS,
     NORMS,
@@ -111,11 +111,6 @@ def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
     other_rows = policy.shared or policy.trains_factors or not policy.has_rows
     adapted = policy.trainable and bool(policy.adapters)
     return bool(frozen_groups or policy.phases or other_rows or adapted)
-
-
-def adapter_sizes(shape: ModelShape, policy: QKPolicy) -> AdapterSizes:
-    """Return the sizes that the weights of adapters depend on."""
-    return policy.adapter_sizes(shape.hidden_size, shape.head_dim)
 
 
 @dataclass(frozen=True)
@@ -213,7 +208,7 @@ class QueryKeyValue(Part):
         adapted = policy.adapted_groups(self.frozen_groups, len(all_groups))
         if adapted:
             with_adapters = tuple(group in adapted for group in all_groups)
-            sizes = adapter_sizes(shape, policy)
+            sizes = policy.adapter_sizes(shape.hidden_size, shape.head_dim)
             corrections = Corrections(policy.corrections, sizes, with_adapters)
             yield from corrections.tensors(Place(name, at.stream, at.layer), shape)
 
