@@ -12,13 +12,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from megatron_patches.recipe.parts import (
-    ModelShape,
-    Part,
-    Place,
-    Start,
-    Tensor,
-)
+from megatron_patches.recipe.parts import ModelShape, Part, Place, Start, Tensor
 
 
 class Norm(Part):

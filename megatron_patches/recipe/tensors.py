@@ -26,14 +26,7 @@ from megatron_patches.recipe.block import (
     matrix,
     norm_vector,
 )
-from megatron_patches.recipe.parts import (
-    Kind,
-    ModelShape,
-    Part,
-    Place,
-    Start,
-    Tensor,
-)
+from megatron_patches.recipe.parts import Kind, ModelShape, Part, Place, Start, Tensor
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import score_recipe
 
