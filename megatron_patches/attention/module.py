@@ -201,9 +201,7 @@ class FrozenAttention(HeadRows):
         for adapter in self.policy.corrections:
             for weight in adapter.weights(sizes):
                 owner = self if weight.role is None else self.adapters
-                assert (
-                    owner is not None
-                )  # heads that adapters correct exist: `_policy` refuses others
+                assert owner is not None  # `_policy` refuses to correct heads where none are
                 parameter = owner.get_parameter(weight.name)
                 if weight.start == "fan_in":
                     parameter.normal_(std=1 / math.sqrt(parameter.size(1)))

@@ -227,10 +227,8 @@ class QueryKeyValue(Part):
             counts: {role: number of key heads with such rows}.
             groups: for each key head whether it has such rows, or its query heads.
         """
-        name = f"{at.module}.linear_qkv"
         head_dim = shape.head_dim
-        sizes = shape.num_layers, shape.num_query_groups
-        begins = self.policy.trained_from(*sizes)[at.layer or 0]
+        begins = self.policy.trained_from(shape.num_layers, shape.num_query_groups)[at.layer or 0]
         until = self.kept_from
         # Kept rows are stored like trained ones, but get no gradient, state or decay.
         kept = until is not None and until <= self.phase
@@ -250,7 +248,7 @@ class QueryKeyValue(Part):
             }
         for weight_name, (size, start) in weights.items() if rows else ():
             yield Tensor(
-                f"{name}.{weight_name}",
+                f"{at.module}.linear_qkv.{weight_name}",
                 size,
                 "kept" if kept else "ordinary",
                 cut=0,
