@@ -16,6 +16,7 @@ import re
 import sys
 import sysconfig
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,15 +102,15 @@ def build_corpus(directory: Path, num_files: int) -> Corpus:
 
 def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) -> dict[str, Any]:
     """Distribute the documents over the files, every source in every file; return counts."""
-    sources = list(dict.fromkeys(source for source, _ in documents))
-    sizes = {
-        source: sum(len(text.encode()) for kind, text in documents if kind == source)
-        for source in sources
-    }
-    if sum(sizes.values()) < MINIMUM_BYTES:
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for source, text in documents:
+        counts[source] += 1
+        sizes[source] += len(text.encode())
+    if sizes.total() < MINIMUM_BYTES:
         raise DataError(
-            f"this Python yields {sum(sizes.values()):,} bytes of text, {MINIMUM_BYTES:,} are "
-            f"needed; use a Python with its complete standard library (not a minimal or zipped one)"
+            f"this Python yields {sizes.total():,} bytes of text, {MINIMUM_BYTES:,} are needed; "
+            f"use a Python with its complete standard library (not a minimal or zipped one)"
         )
     outputs = {}
     for number in range(num_files):
@@ -126,7 +127,6 @@ def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) ->
     for path in directory.glob("demo-*.jsonl.zst"):
         if path.name not in outputs:
             path.unlink()  # left over from a corpus of more files
-    counts = {source: sum(kind == source for kind, _ in documents) for source in sources}
     return {"outputs": outputs, "bytes": sizes, "documents": counts}
 
 

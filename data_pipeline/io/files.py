@@ -15,7 +15,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -137,18 +137,12 @@ def sha256_file(path: Path) -> str:
         return hash_file(path)
 
 
-def hash_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """Return the SHA-256 of a file's bytes as hex.
-
-    Args:
-        progress: Callback that gets the number of bytes of each chunk.
-    """
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes as hex."""
     digest = hashlib.sha256()
     with open_regular(path) as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             digest.update(chunk)
-            if progress is not None:
-                progress(len(chunk))
     return digest.hexdigest()
 
 

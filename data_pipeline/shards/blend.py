@@ -161,7 +161,7 @@ class Blend:
 
 
 class BlendedSamples:
-    """Endless training samples of several parts; of a single part, its own samples."""
+    """Endless training samples of the parts of a blend."""
 
     def __init__(self, members: Sequence[TrainingSamples], proportions: Proportions) -> None:
         self.members = list(members)
@@ -170,8 +170,6 @@ class BlendedSamples:
 
     def blocks(self, sample_numbers: Int64Array) -> Int64Array:
         """Read samples: [n] numbers -> [n, sequence_length + 1] ids, int64. Thread-safe."""
-        if len(self.members) == 1:
-            return self.members[0].blocks(sample_numbers)
         result = np.empty((len(sample_numbers), self.sequence_length + 1), dtype=np.int64)
         members, numbers = self._proportions.locate(sample_numbers)
         for member in np.unique(members).tolist():
@@ -181,8 +179,6 @@ class BlendedSamples:
 
     def origins(self, sample_number: int) -> list[str]:
         """Return `SHARD, document NUMBER` of each id of a sample, [sequence_length + 1]."""
-        if len(self.members) == 1:
-            return self.members[0].origins(sample_number)
         (member,), (number,) = self._proportions.locate(np.array([sample_number]))
         return self.members[member].origins(int(number))
 

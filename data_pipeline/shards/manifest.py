@@ -272,19 +272,16 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def check_shards(manifest: Manifest, hash_everything: bool = False) -> None:
+def check_shards(manifest: Manifest) -> None:
     """Check cheaply that a directory matches its manifest, as training does at its start.
 
     The check compares every file's presence and size, the tokenizer's hash and every .idx hash;
     also the .bin hashes if the token files have less than 256 MiB together.
 
-    Args:
-        hash_everything: Whether to compare all .bin hashes.
-
     Raises:
         DataError: If a file differs; the message names the first.
     """
-    for file in expected_files(manifest, hash_everything):
+    for file in expected_files(manifest):
         if problem := file_problem(*file):
             raise DataError(f"{problem}; {verify_advice(manifest.directory)}")
 

@@ -36,7 +36,11 @@ def overlap(a: Part, b: Part) -> bool:
 
 
 def check_splits(a: Part, b: Part) -> None:
-    """Raise DataError if one part may train on text of an input that the other holds out."""
+    """Refuse two parts of which one may train on text of an input that the other holds out.
+
+    Raises:
+        DataError: They do; the message names both and the first input.
+    """
     options = [a.manifest.options, b.manifest.options]
     fractions = [[o.get(f"{split}_fraction", 0.0) for split in SPLITS[1:]] for o in options]
     if fractions[0] == fractions[1]:

@@ -34,12 +34,10 @@ class OpenShard:
     """Shard with its ids memory-mapped.
 
     Attributes:
-        path: Path of the shard's files without ending.
         tokens: [tokens] ids of all documents one after the other, in the shard's own type.
         lengths: [documents] int64, tokens of each document, its end-of-document id included.
     """
 
-    path: Path
     tokens: npt.NDArray[np.integer]
     lengths: npt.NDArray[np.int64]
 
@@ -70,7 +68,7 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
     expected = f"{shard.documents:,} documents with {shard.tokens:,} tokens of {manifest.dtype}"
     if actual != expected or len(tokens) != shard.tokens or not offsets_agree:
         raise DataError(f"{prefix}.idx holds {actual}, the manifest says {expected}")
-    return OpenShard(prefix, tokens, lengths)
+    return OpenShard(tokens, lengths)
 
 
 def _megatron_reader() -> Any:

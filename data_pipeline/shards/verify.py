@@ -20,7 +20,7 @@ from data_pipeline.shards.manifest import (
     file_problem,
     rejects_intact,
 )
-from data_pipeline.shards.reading import OpenShard, open_shard
+from data_pipeline.shards.reading import open_shard
 from data_pipeline.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 _SAMPLE_DOCUMENTS = 8
@@ -59,9 +59,7 @@ def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str
         return [str(error)]
     for shard in manifest.shards:
         try:
-            problem = _content_problem(
-                open_shard(manifest, shard), shard, manifest, stored_tokenizer
-            )
+            problem = _content_problem(manifest, shard, stored_tokenizer)
         except DataError as error:
             problem = str(error)
         if problem:
@@ -111,11 +109,10 @@ def _digests(manifest: Manifest, split: str) -> Iterator[bytes]:
             start += length
 
 
-def _content_problem(
-    opened: OpenShard, shard: Shard, manifest: Manifest, tokenizer: Tokenizer
-) -> str | None:
+def _content_problem(manifest: Manifest, shard: Shard, tokenizer: Tokenizer) -> str | None:
     """Describe ids out of range, documents without end, or documents that decoding changes."""
-    path = f"{opened.path}.bin"
+    opened = open_shard(manifest, shard)
+    path = f"{manifest.prefix(shard)}.bin"
     tokens = opened.tokens
     eod_id = manifest.tokenizer.eod_id
     vocab_size = manifest.tokenizer.vocab_size

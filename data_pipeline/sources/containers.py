@@ -107,20 +107,13 @@ def chunks_of(stream: HashedStream, packing: Packing | None) -> Iterator[bytes |
     return _plain(stream) if packing is None else _unpacked(stream, packing)
 
 
-def shortened(stream: HashedStream) -> DamageError:
-    """Describe an input that ends, at the stream's position, before the size at discovery."""
-    position = stream.tell()
-    whole = position + stream.missing
-    return DamageError(
-        "truncated", f"the input ends at byte {position:,} of {whole:,}; what follows is lost"
-    )
-
-
 def _plain(stream: HashedStream) -> Iterator[bytes | DamageError]:
     while chunk := stream.read(_READ_BYTES):
         yield chunk
     if stream.missing:
-        yield shortened(stream)
+        end = stream.tell()
+        where = f"byte {end:,} of {end + stream.missing:,}"
+        yield DamageError("truncated", f"the input ends at {where}; what follows is lost")
 
 
 def split_lines(chunks: Iterable[bytes | DamageError]) -> Iterator[bytes | DamageError]:

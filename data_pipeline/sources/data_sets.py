@@ -19,13 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError, how_to_install
-from data_pipeline.sources.hub import (
-    FIRST_WAITS,
-    gated,
-    one_line,
-    refusing_hub_errors,
-    repeat,
-)
+from data_pipeline.sources.hub import FIRST_WAITS, gated, one_line, refusing_hub_errors, repeat
 
 _HUB = "hf"
 _READER = re.compile(r"([a-z][a-z0-9]*):(?!//)")
@@ -189,9 +183,7 @@ def in_memory(data: Any, column: str) -> DataSet:
             f"data is {type(data).__name__}; give a Dataset, an IterableDataset, or an iterable of "
             f"texts"
         )
-    fingerprint = ""
-    if isinstance(data, datasets.Dataset):
-        fingerprint = data._fingerprint
+    fingerprint = data._fingerprint if isinstance(data, datasets.Dataset) else ""
     origin = {"source": type(data).__name__, "repository": "", "revision": fingerprint}
     return DataSet("", origin, fingerprint, data)
 
@@ -339,8 +331,8 @@ def _choose_split(address: str, splits: list[str], split: str, advice: str) -> s
         return split
     if not split and (_UNSPLIT in splits or len(splits) == 1):
         return _UNSPLIT if _UNSPLIT in splits else splits[0]
-    missing = f"no split {split}" if split else f"no split {_UNSPLIT}"
-    raise DataError(f"{address} has {missing}; it has {', '.join(splits) or 'none'}: {advice}")
+    present = ", ".join(splits) or "none"
+    raise DataError(f"{address} has no split {split or _UNSPLIT}; it has {present}: {advice}")
 
 
 def _batches_of_texts(texts: Iterable[Any], column: str) -> Iterator[Any]:

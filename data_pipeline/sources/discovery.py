@@ -259,10 +259,6 @@ def describe(passed_over: Iterable[PassedOver], at_most: int = 5) -> list[str]:
     return lines
 
 
-def _is_companion(name: str, directory: bool = False) -> bool:
-    return name.startswith(".") or (not directory and _COMPANIONS.fullmatch(name) is not None)
-
-
 def _find_local(inputs: list[Path]) -> tuple[list[InputFile], list[PassedOver]]:
     """Find the files among paths of this machine and below the directories among them."""
     paths: list[Path] = []
@@ -330,7 +326,7 @@ def _entries_below(root: Path) -> Iterator[Path | PassedOver]:
         for child in children:
             path = directory / child
             is_directory = os.path.isdir(path)
-            if _is_companion(child, is_directory):
+            if child.startswith(".") or (not is_directory and _COMPANIONS.fullmatch(child)):
                 yield PassedOver(path.relative_to(root).as_posix(), COMPANION)
             elif is_directory:
                 (links if os.path.islink(path) else real).append(path)

@@ -54,9 +54,7 @@ class LowestNumbers:
         self._numbers.add(number)
         self._bytes += len(text)
         while self._bytes - len(self._heap[0][1]) >= self._budget:
-            dropped, text, _ = heapq.heappop(self._heap)
-            self._numbers.discard(-dropped)
-            self._bytes -= len(text)
+            self.pop_largest()
 
     def pop_largest(self) -> str:
         """Remove the text with the largest number and return it."""

@@ -19,13 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import (
-    TEMPORARY_SUFFIX,
-    Draft,
-    refusing,
-    sha256_file,
-    sync_directory,
-)
+from data_pipeline.io.files import TEMPORARY_SUFFIX, Draft, refusing, sha256_file, sync_directory
 from data_pipeline.io.pool import Progress
 from data_pipeline.shards.manifest import (
     FORMAT_VERSION,

@@ -137,15 +137,7 @@ def tokenize_data(
                 f"workers {workers}: the data set cannot be sent to other processes ({error}); "
                 f"give workers=1, or save it with save_to_disk"
             ) from error
-    run = Run(
-        inputs,
-        tokenizer,
-        directory,
-        options,
-        workers=workers,
-        report=lambda progress: None,
-        limits=limits,
-    )
+    run = Run(inputs, tokenizer, directory, options, workers=workers, limits=limits)
     run.make()
     return run.finish()
 
@@ -187,7 +179,7 @@ class Run:
         directory: Path,
         options: TokenizeOptions,
         workers: int,
-        report: Report,
+        report: Report = lambda progress: None,
         limits: Limits = Limits(),  # noqa: B008 - it is frozen
         engine: str = "auto",
     ) -> None:

@@ -17,12 +17,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import (
-    as_json,
-    read_checked_json,
-    to_checked_json,
-    write_atomically,
-)
+from data_pipeline.io.files import as_json, read_checked_json, to_checked_json, write_atomically
 from data_pipeline.io.forms import Count, in_form
 from data_pipeline.io.pool import Progress
 from data_pipeline.shards.manifest import InputRecord
@@ -76,7 +71,7 @@ class UnitJob:
 
 
 class UnitWorker:
-    """Maker of units, one after the other; each process has one and loads the tokenizer once.
+    """Maker of a run's units, one after the other; each process has one.
 
     Args:
         engine: One of `encoder.ENGINES`.
@@ -84,7 +79,6 @@ class UnitWorker:
 
     def __init__(self, engine: str = "auto") -> None:
         self._engine = engine
-        self._path = Path()
         self._encoder: Encoder | None = None
 
     def __call__(self, job: UnitJob, report: Report) -> Record | None:
@@ -122,9 +116,8 @@ class UnitWorker:
             ) from error
 
     def _load(self, path: Path) -> Encoder:
-        if self._encoder is None or path != self._path:
+        if self._encoder is None:  # all units of a run have one tokenizer
             self._encoder = open_encoder(path, self._engine)
-            self._path = path
         return self._encoder
 
 

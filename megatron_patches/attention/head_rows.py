@@ -201,8 +201,8 @@ class HeadRows(torch.nn.Module):
     def _add_trained(self, device: Any) -> None:
         """Add uninitialised learned rows and adapters, the last step of a constructor."""
         self._add_trained_rows(device)
-        self._add_adapters(device)
         self._place_heads(device)
+        self._add_adapters(device)
 
     def _parameter(self, shape: tuple[int, ...], device: Any) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
@@ -252,8 +252,8 @@ class HeadRows(torch.nn.Module):
         self.reach: Reach = None
         if not self.adapted:
             return
-        policy, first = self.policy, self.first_group
-        groups = sum(first <= group < first + self.num_groups for group in self.adapted)
+        policy = self.policy
+        groups = len(self.adapted_groups)
         sizes = policy.adapter_sizes(self.input_size, self.head_dim)
         self.adapters = HeadAdapters(
             policy.corrections,

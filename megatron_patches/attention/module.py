@@ -198,17 +198,15 @@ class FrozenAttention(HeadRows):
                 part.reset_parameters()
         self._start_rows()
         sizes = self.policy.adapter_sizes(self.input_size, self.head_dim)
-        for weight in (
-            weight for adapter in self.policy.corrections for weight in adapter.weights(sizes)
-        ):
-            owner = self if weight.role is None else self.adapters
-            if owner is None:
-                continue
-            parameter = owner.get_parameter(weight.name)
-            if weight.start == "fan_in":
-                parameter.normal_(std=1 / math.sqrt(parameter.size(1)))
-            else:
-                fill_evenly(parameter, weight.start)
+        for adapter in self.policy.corrections:
+            for weight in adapter.weights(sizes):
+                owner = self if weight.role is None else self.adapters
+                assert owner is not None  # `_policy` refuses to correct heads where none are
+                parameter = owner.get_parameter(weight.name)
+                if weight.start == "fan_in":
+                    parameter.normal_(std=1 / math.sqrt(parameter.size(1)))
+                else:
+                    fill_evenly(parameter, weight.start)
 
     def _start_rows(self) -> None:
         """Fill the rows that train, or their factors."""

@@ -148,14 +148,14 @@ class SynthesizerCoreAttention(MegatronModule):
         self.heads = heads_of_rank(recipe.num_attention_heads, tp_group.rank(), tp_group.size())
         self.dropout = config.attention_dropout
         for name in ("scores", "query_factor", "key_factor"):
-            self._register(name, self.regenerate(name) if name in recipe.matrices else None)
-
-    def _register(self, name: str, values: torch.Tensor | None) -> None:
-        values = None if values is None else values.to(torch.cuda.current_device())
-        if values is None or not self.trainable:
-            self.register_buffer(name, values, persistent=False)
-            return
-        self.register_parameter(name, torch.nn.Parameter(values))
+            if name not in recipe.matrices:
+                self.register_buffer(name, None)
+                continue
+            values = self.regenerate(name).to(torch.cuda.current_device())
+            if trainable:
+                self.register_parameter(name, torch.nn.Parameter(values))
+            else:
+                self.register_buffer(name, values, persistent=False)
 
     def regenerate(self, name: str) -> torch.Tensor:
         """Draw the initial values of this rank's rows of a matrix.

@@ -22,7 +22,6 @@ mathematics library, CPU model or thread count, nor on which other blocks were m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -61,8 +60,7 @@ def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
     return min(possible, key=sum)
 
 
-@dataclass(frozen=True)
-class LayerFactors:
+class LayerFactors(NamedTuple):
     """Factors of some heads' rows of W_Q, then of W_K, in one layer: m blocks in the left one.
 
     Attributes:
@@ -98,21 +96,12 @@ def layer_factors(
         MethodError: the sizes have no blocks, see `block_sizes`.
     """
     a, b = block_sizes(hidden_size, head_dim)
-    blocks_of_head = head_dim // a
+    blocks_of_head = range(head_dim // a)
     block_numbers = [
-        (
-            role,
-            [
-                head * blocks_of_head + block
-                for head in role_heads
-                for block in range(blocks_of_head)
-            ],
-        )
+        (role, [head * len(blocks_of_head) + n for head in role_heads for n in blocks_of_head])
         for role, role_heads in heads
     ]
-    lefts = [
-        Block(role, "left", number) for role, role_heads in block_numbers for number in role_heads
-    ]
+    lefts = [Block(role, "left", number) for role, numbers in block_numbers for number in numbers]
     rights = [Block(role, "right", number) for role, _ in block_numbers for number in range(a)]
     # Blocks of one size are drawn together, which takes less time.
     if a == b:
@@ -122,11 +111,10 @@ def layer_factors(
     else:
         left = haar_blocks(seed, layer, lefts, a)
         right = haar_blocks(seed, layer, rights, b)
+    by_role = right.reshape(len(heads), a, b, b)
     pieces = [
-        role_blocks[:, role_heads]
-        for role_blocks, (_, role_heads) in zip(
-            right.reshape(len(heads), a, b, b), block_numbers, strict=True
-        )
+        blocks_of_role[:, numbers]
+        for blocks_of_role, (_, numbers) in zip(by_role, block_numbers, strict=True)
     ]
     return LayerFactors(right=np.concatenate(pieces, axis=1), left=left)
 

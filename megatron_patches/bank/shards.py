@@ -106,7 +106,7 @@ def head_rows_in(
     """
     # Cast first, as a model holds the factors: products of cast factors have other last bits.
     if recipe.structured:
-        return _factors(recipe, layer, [(role, heads)], dtype).rows()
+        return rank_factors(recipe, layer, {role: heads}, dtype).rows()
     return torch.from_numpy(bank_rows(recipe, layer, role, heads)).to(dtype)
 
 
@@ -117,10 +117,12 @@ def rank_factors(
 
     Args:
         layer: number of the layer, from 0.
-        heads: {role: numbers of its heads}.
+        heads: {role: numbers of its heads}; a role that is missing has no rows.
         dtype: type that the float64 rows are cast to.
     """
-    return _factors(recipe, layer, [(role, heads[role]) for role in ROLES], dtype)
+    in_order = [(role, heads[role]) for role in ROLES if role in heads]
+    factors = factors_of_heads(recipe, layer, in_order)
+    return Factors(*(torch.from_numpy(factor).to(dtype).contiguous() for factor in factors))
 
 
 def query_key_rows(
@@ -138,20 +140,6 @@ def query_key_rows(
     return torch.cat(
         [head_rows_in(recipe, layer, role=role, heads=heads[role], dtype=dtype) for role in ROLES]
     )
-
-
-def _factors(
-    recipe: BankRecipe,
-    layer: int,
-    heads: Sequence[tuple[Role, Sequence[int]]],
-    dtype: torch.dtype,
-) -> Factors:
-    exact_factors = factors_of_heads(recipe, layer, heads)
-    right, left = (
-        torch.from_numpy(factor).to(dtype).contiguous()
-        for factor in (exact_factors.right, exact_factors.left)
-    )
-    return Factors(right, left)
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -188,13 +188,10 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
             "Query/Key weights must be buffers outside the optimizer, so training was stopped "
             "before step 1"
         )
+    parts = {"trainable": "trainable", "frozen": "frozen", "gradient": "gradients"}
     totals = {
         f"{key}_{unit}": sum(rank[part][unit] for rank in ranks)
-        for key, part in {
-            "trainable": "trainable",
-            "frozen": "frozen",
-            "gradient": "gradients",
-        }.items()
+        for key, part in parts.items()
         for unit in ("elements", "bytes")
     }
     totals["optimizer_state_bytes"] = sum(

@@ -66,7 +66,7 @@ def recomputed_in_backward(
     def pack(tensor: torch.Tensor) -> Any:
         for number, recomputed_tensor in enumerate(tensors):
             # Autograd may pass another tensor object of the same memory.
-            if _same_memory(tensor, recomputed_tensor):
+            if tensor.is_set_to(recomputed_tensor):
                 return _Placeholder(group, number)
         return pack_other(tensor)
 
@@ -105,11 +105,3 @@ class _Placeholder:
 
 def _same(tensor: Any) -> Any:
     return tensor
-
-
-def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    return (tensor.data_ptr(), tensor.shape, tensor.stride()) == (
-        other.data_ptr(),
-        other.shape,
-        other.stride(),
-    )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -27,7 +28,7 @@ from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.bank.shards import head_rows_in, rank_factors
 from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.random_streams import normal_rows
-from megatron_patches.recipe.parts import Tensor
+from megatron_patches.recipe.parts import Tensor, groups_of_rank
 
 DRAWN = ("normal", "bank", "bank_by_fp32")
 """Starts of drawn matrices; of a start from the bank, only the values W_V are drawn here."""
@@ -58,7 +59,7 @@ def initialize_parameters(
     Raises:
         MethodError: the file is damaged, or lacks a norm.
     """
-    init = _Initializer(model, seed, init_std=init_std, recipe=recipe, given=given, fan_in=fan_in)
+    init = _Initializer(model, seed, std=init_std, recipe=recipe, given=given, fan_in=fan_in)
     declared = {tensor.name: tensor for tensor in inventory}
     for name, weight in model.named_parameters():
         tensor = declared[name]
@@ -85,29 +86,24 @@ def mark(weight: torch.nn.Parameter, tensor: Tensor, sequence_parallel: bool) ->
         mark_tensor_parallel(weight, dim=tensor.cut)
 
 
+@dataclass
 class _Initializer:
     """Initial values of this rank's part of each weight."""
 
-    def __init__(
-        self,
-        model: GPTModel,
-        seed: int,
-        init_std: float,
-        recipe: BankRecipe | None,
-        given: GivenWeights | None,
-        fan_in: bool,
-    ) -> None:
-        self.seed = seed
-        self.given = given
-        self.std = init_std
+    model: GPTModel
+    seed: int
+    std: float
+    recipe: BankRecipe | None
+    given: GivenWeights | None
+    fan_in: bool
+
+    def __post_init__(self) -> None:
+        config = self.model.config
         # Radford et al. 2019: 2 L matrices add to the residual stream, whose variance they share.
-        self.residual_std = init_std / math.sqrt(2 * model.config.num_layers)
-        self.fan_in = fan_in
-        self.recipe = recipe
-        self.queries_per_group = model.config.num_attention_heads // model.config.num_query_groups
-        tp_group = model.pg_collection.tp
-        self.rank = tp_group.rank()
-        self.size = tp_group.size()
+        self.residual_std = self.std / math.sqrt(2 * config.num_layers)
+        self.queries_per_group = config.num_attention_heads // config.num_query_groups
+        self.rank = self.model.pg_collection.tp.rank()
+        self.size = self.model.pg_collection.tp.size()
         # Two tensors of a layer hold the factors of one draw.
         self._factors_of = cache(self._draw_factors)
 
@@ -175,13 +171,8 @@ class _Initializer:
 
     def _heads(self, role: Role, groups: Sequence[bool]) -> list[int]:
         """Return the numbers of the rank's heads of a role, of those groups that a tensor has."""
-        groups_per_rank = len(groups) // self.size
         heads = self.queries_per_group if role == "query" else 1
-        rank_groups = [
-            group
-            for group in range(self.rank * groups_per_rank, (self.rank + 1) * groups_per_rank)
-            if groups[group]
-        ]
+        rank_groups = groups_of_rank(groups, self.rank, self.size)
         return [group * heads + head for group in rank_groups for head in range(heads)]
 
     def _draw_factors(
@@ -190,7 +181,5 @@ class _Initializer:
         """Draw both factors of the rank's rows, which two tensors hold."""
         assert self.recipe is not None
         roles = [name.rpartition(".")[2] for name, _ in parts]
-        heads: dict[Role, list[int]] = {
-            role: self._heads(role, groups) if role in roles else [] for role in ROLES
-        }
+        heads = {role: self._heads(role, groups) for role in ROLES if role in roles}
         return rank_factors(self.recipe, layer, heads, torch.float32)

@@ -6,8 +6,8 @@ MLP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from megatron.core.transformer import TransformerConfig
@@ -122,25 +122,13 @@ class _SwiGlu(torch.autograd.Function):
         return input_grad
 
 
-class MlpSettings(NamedTuple):
-    """Settings of megatron-core's MLP of two linear layers.
-
-    Attributes:
-        activation: function between the two layers.
-        gated: the first layer makes twice the inner width, and the activation halves it.
-    """
-
-    activation: Callable[[torch.Tensor], torch.Tensor]
-    gated: bool = False
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of megatron-core's TransformerConfig."""
-        return {"activation_func": self.activation, "gated_linear_unit": self.gated}
-
-
 NORMS: Mapping[str, type[torch.nn.Module]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
-MLPS: Mapping[str, MlpSettings] = {
-    "gelu": MlpSettings(torch.nn.functional.gelu),
-    "swiglu": MlpSettings(swiglu, gated=True),
-    "relu2": MlpSettings(squared_relu),
+MLPS: Mapping[str, Mapping[str, Any]] = {
+    "gelu": {"activation_func": torch.nn.functional.gelu, "gated_linear_unit": False},
+    "swiglu": {"activation_func": swiglu, "gated_linear_unit": True},
+    "relu2": {"activation_func": squared_relu, "gated_linear_unit": False},
 }
+"""Settings of megatron-core's MLP of two linear layers: arguments of its TransformerConfig.
+
+Where it is gated, the first layer makes twice the inner width, and the activation halves it.
+"""

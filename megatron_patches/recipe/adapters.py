@@ -22,13 +22,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from megatron_patches.bank.orthonormal import Role
-from megatron_patches.recipe.parts import (
-    ModelShape,
-    Part,
-    Place,
-    Start,
-    Tensor,
-)
+from megatron_patches.recipe.parts import ModelShape, Part, Place, Start, Tensor
 
 Array: TypeAlias = NDArray[np.float64]
 

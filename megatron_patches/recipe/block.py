@@ -7,18 +7,12 @@ The attention's queries, keys and values are in `tensors`, its adapters in `adap
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from typing_extensions import override
 
-from megatron_patches.recipe.parts import (
-    ModelShape,
-    Part,
-    Place,
-    Start,
-    Tensor,
-)
+from megatron_patches.recipe.parts import ModelShape, Part, Place, Start, Tensor
 
 
 class Norm(Part):
@@ -143,26 +137,16 @@ class Embeddings(Part):
     @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
         """Yield the table of tokens, and that of positions."""
-        word = f"{at.module}.word_embeddings.weight"
-        hidden = shape.hidden_size
-        tied, size = shape.tied_embeddings, (shape.vocab_size, hidden)
-        yield replace(matrix(word, f"{at.stream}.word", size, multiplied=tied), start="embedding")
+        name = f"{at.module}.word_embeddings.weight"
+        words = matrix(name, f"{at.stream}.word", (shape.vocab_size, shape.hidden_size))
+        yield replace(words, multiplied=shape.tied_embeddings, start="embedding")
         if shape.learned_positions:
-            positions = f"{at.module}.position_embeddings.weight"
-            count = shape.sequence_length
-            stream = ((f"{at.stream}.position", count),)
-            yield Tensor(
-                positions,
-                (count, hidden),
-                "ordinary",
-                cut=None,
-                parts=stream,
-                multiplied=False,
-                start="embedding",
-            )
+            name = f"{at.module}.position_embeddings.weight"
+            size = (shape.sequence_length, shape.hidden_size)
+            positions = matrix(name, f"{at.stream}.position", size)
+            yield replace(positions, cut=None, multiplied=False, start="embedding")
 
 
-@dataclass(frozen=True)
 class Projection(Part):
     """The attention's output projection."""
 
@@ -182,27 +166,15 @@ class Output(Part):
         yield matrix(f"{at.module}.weight", at.stream, (shape.vocab_size, shape.hidden_size))
 
 
-def matrix(
-    name: str,
-    stream: str,
-    shape: tuple[int, int],
-    layer: int | None = None,
-    *,
-    multiplied: bool = True,
-) -> Tensor:
+def matrix(name: str, stream: str, shape: tuple[int, int], layer: int | None = None) -> Tensor:
     """Return an ordinary matrix whose rows are cut into equal shares.
 
     Args:
         stream: name of its random stream.
         shape: `[rows, columns]`.
-        layer: number of the layer, from 0.
-        multiplied: every token is multiplied by it.
-
-    Returns:
-        The tensor.
+        layer: number of the layer, from 0; None: outside of the layers.
     """
-    parts = ((stream, shape[0]),)
-    return Tensor(name, shape, "ordinary", cut=0, parts=parts, multiplied=multiplied, layer=layer)
+    return Tensor(name, shape, "ordinary", cut=0, parts=((stream, shape[0]),), layer=layer)
 
 
 def into_residual(name: str, stream: str, shape: tuple[int, int], layer: int | None) -> Tensor:
@@ -213,8 +185,7 @@ def into_residual(name: str, stream: str, shape: tuple[int, int], layer: int | N
         shape: `[rows, columns]`.
         layer: number of the layer, from 0.
     """
-    parts = ((stream, shape[0]),)
-    return Tensor(name, shape, "ordinary", cut=1, parts=parts, start="residual", layer=layer)
+    return replace(matrix(name, stream, shape, layer), cut=1, start="residual")
 
 
 def norm_vector(at: Place, name: str, size: int, start: Start) -> Tensor:

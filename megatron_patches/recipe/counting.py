@@ -55,9 +55,8 @@ def count_parameters(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> Par
     """
     all_tensors = tensors(shape, policy, phase)
     total = sum(tensor.elements for tensor in all_tensors)
-    return ParameterCount(
-        total, sum(tensor.elements for tensor in all_tensors if not tensor.trains)
-    )
+    frozen = sum(tensor.elements for tensor in all_tensors if not tensor.trains)
+    return ParameterCount(total, frozen)
 
 
 def model_flops_per_token(
@@ -96,10 +95,8 @@ def executed_flops_per_token(
     """
     executed = FORWARD_AND_BACKWARD * forward_flops_per_token(shape, policy, phase, causal_share)
     # Frozen scores need no gradient of the probabilities, which is a product per layer.
-    if policy.synthesizer:
-        return executed - (
-            0 if policy.trainable else shape.num_layers * score_products(shape, causal_share)
-        )
+    if policy.synthesizer and not policy.trainable:
+        return executed - shape.num_layers * score_products(shape, causal_share)
     # A frozen matrix needs no weight gradient, one of the three products.
     frozen = (tensor for tensor in tensors(shape, policy, phase) if not tensor.trains)
     return executed - 2 * multiplications(frozen)

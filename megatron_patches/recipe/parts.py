@@ -190,12 +190,7 @@ class Tensor:
             return length
         if self.groups is None:
             return length // size
-        groups_per_rank = len(self.groups) // size
-        return (
-            length
-            * sum(self.groups[rank * groups_per_rank : (rank + 1) * groups_per_rank])
-            // sum(self.groups)
-        )
+        return length * len(groups_of_rank(self.groups, rank, size)) // sum(self.groups)
 
     def rows(self, length: int, rank: int, size: int) -> Sequence[int]:
         """Return the rows of a part that a rank has, by their numbers in the weight's stream.
@@ -215,12 +210,7 @@ class Tensor:
             return range(rank * rows_per_rank, (rank + 1) * rows_per_rank)
         # Rows are numbered over all heads, also over those that the tensor lacks.
         rows = length // sum(self.groups)
-        groups_per_rank = len(self.groups) // size
-        rank_groups = [
-            group
-            for group in range(rank * groups_per_rank, (rank + 1) * groups_per_rank)
-            if self.groups[group]
-        ]
+        rank_groups = groups_of_rank(self.groups, rank, size)
         return [group * rows + row for group in rank_groups for row in range(rows)]
 
     def rank_shape(self, rank: int, size: int) -> tuple[int, ...]:
@@ -233,6 +223,16 @@ class Tensor:
     def rank_elements(self, rank: int, size: int) -> int:
         """Return the elements in the share of tensor-parallel `rank` of `size`."""
         return math.prod(self.rank_shape(rank, size))
+
+
+def groups_of_rank(groups: Sequence[bool], rank: int, size: int) -> list[int]:
+    """Return the numbers of the key heads of a tensor-parallel rank that a tensor has rows of.
+
+    Args:
+        groups: for each key head of all ranks whether the tensor has rows of it.
+    """
+    count = len(groups) // size
+    return [group for group in range(rank * count, (rank + 1) * count) if groups[group]]
 
 
 class Place(NamedTuple):

@@ -35,24 +35,10 @@ _ORTHONORMAL = Rule(
 )
 
 
-_HAS_QUERIES_AND_KEYS = Rule(
-    lambda policy, _: not policy.synthesizer and not policy.penalty,
-    "attention.adapters does not apply to variant '{variant}': it needs queries and keys, and "
-    "rows without a penalty",
-)
-
-
 def _belongs_to(adapter: str, name: str) -> Rule:
     return Rule(
         lambda policy, _: adapter in policy.adapters,
         f"attention.{name} belongs to the adapter {adapter}; add {adapter} to attention.adapters",
-    )
-
-
-def _freezes_rows(name: str) -> Rule:
-    return Rule(
-        lambda policy, _: not policy.trainable and not policy.synthesizer,
-        f"attention.{name} does not apply to variant '{{variant}}', which freezes nothing",
     )
 
 
@@ -144,14 +130,21 @@ class QKPolicy:
         (),
         "Layers (4, 4-7 or 0%-50%) and the fraction of their heads that is frozen; the other "
         "heads train, as vanilla's. Unset: the variant's own, mostly all.",
-        _freezes_rows("frozen_heads"),
+        Rule(
+            lambda policy, _: not policy.trainable and not policy.synthesizer,
+            "attention.frozen_heads does not apply to variant '{variant}', which freezes nothing",
+        ),
     )
     # Names of ADAPTERS (see `adapters`).
     adapters: tuple[str, ...] = axis(
         (),
         "Adapters of the queries, keys and values of frozen heads (of all heads if none is "
         f"frozen): {', '.join(ADAPTERS)}.",
-        _HAS_QUERIES_AND_KEYS,
+        Rule(
+            lambda policy, _: not policy.synthesizer and not policy.penalty,
+            "attention.adapters does not apply to variant '{variant}': it needs queries and keys, "
+            "and rows without a penalty",
+        ),
     )
     low_rank: int = axis(
         8,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from megatron_patches.bank.factors import block_sizes
-from megatron_patches.recipe.adapters import AdapterSizes, Corrections
+from megatron_patches.recipe.adapters import Corrections
 from megatron_patches.recipe.block import (
     MLPS,
     NORMS,
@@ -26,14 +26,7 @@ from megatron_patches.recipe.block import (
     matrix,
     norm_vector,
 )
-from megatron_patches.recipe.parts import (
-    Kind,
-    ModelShape,
-    Part,
-    Place,
-    Start,
-    Tensor,
-)
+from megatron_patches.recipe.parts import Kind, ModelShape, Part, Place, Start, Tensor
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import score_recipe
 
@@ -111,11 +104,6 @@ def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
     other_rows = policy.shared or policy.trains_factors or not policy.has_rows
     adapted = policy.trainable and bool(policy.adapters)
     return bool(frozen_groups or policy.phases or other_rows or adapted)
-
-
-def adapter_sizes(shape: ModelShape, policy: QKPolicy) -> AdapterSizes:
-    """Return the sizes that the weights of adapters depend on."""
-    return policy.adapter_sizes(shape.hidden_size, shape.head_dim)
 
 
 @dataclass(frozen=True)
@@ -213,7 +201,7 @@ class QueryKeyValue(Part):
         adapted = policy.adapted_groups(self.frozen_groups, len(all_groups))
         if adapted:
             with_adapters = tuple(group in adapted for group in all_groups)
-            sizes = adapter_sizes(shape, policy)
+            sizes = policy.adapter_sizes(shape.hidden_size, shape.head_dim)
             corrections = Corrections(policy.corrections, sizes, with_adapters)
             yield from corrections.tensors(Place(name, at.stream, at.layer), shape)
 
@@ -239,10 +227,8 @@ class QueryKeyValue(Part):
             counts: {role: number of key heads with such rows}.
             groups: for each key head whether it has such rows, or its query heads.
         """
-        name = f"{at.module}.linear_qkv"
         head_dim = shape.head_dim
-        sizes = shape.num_layers, shape.num_query_groups
-        begins = self.policy.trained_from(*sizes)[at.layer or 0]
+        begins = self.policy.trained_from(shape.num_layers, shape.num_query_groups)[at.layer or 0]
         until = self.kept_from
         # Kept rows are stored like trained ones, but get no gradient, state or decay.
         kept = until is not None and until <= self.phase
@@ -262,7 +248,7 @@ class QueryKeyValue(Part):
             }
         for weight_name, (size, start) in weights.items() if rows else ():
             yield Tensor(
-                f"{name}.{weight_name}",
+                f"{at.module}.linear_qkv.{weight_name}",
                 size,
                 "kept" if kept else "ordinary",
                 cut=0,

@@ -135,7 +135,7 @@ def transformer_config(config: Config) -> TransformerConfig:
         attention_dropout=model.dropout,
         layernorm_epsilon=model.layernorm_epsilon,
         add_bias_linear=False,
-        **MLPS[config.shape.mlp].options(),
+        **MLPS[config.shape.mlp],
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,

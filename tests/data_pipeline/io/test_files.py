@@ -62,11 +62,7 @@ def test_a_temporary_file_is_abandoned_where_its_process_has_ended(tmp_path: Pat
 def test_the_hash_of_a_file(tmp_path: Path) -> None:
     content = bytes(range(256)) * 40_000
     (tmp_path / "file").write_bytes(content)
-    counts: list[int] = []
-    assert (
-        hash_file(tmp_path / "file", progress=counts.append) == hashlib.sha256(content).hexdigest()
-    )
-    assert sum(counts) == len(content) and len(counts) > 1
+    assert hash_file(tmp_path / "file") == hashlib.sha256(content).hexdigest()
     with pytest.raises(OSError):
         hash_file(tmp_path / "missing")
     with pytest.raises(DataError, match=r"^cannot read .*missing: No such file"):

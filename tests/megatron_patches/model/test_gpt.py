@@ -34,7 +34,7 @@ def config_of(**options: Any) -> TransformerConfig:
 
 def test_options_that_are_applied_are_not_refused() -> None:
     refuse_unapplied(config_of(hidden_dropout=0.3, num_query_groups=2, kv_channels=6, bf16=True))
-    refuse_unapplied(config_of(params_dtype=torch.bfloat16, **MLPS["gelu"].options()))
+    refuse_unapplied(config_of(params_dtype=torch.bfloat16, **MLPS["gelu"]))
     refuse_unapplied(config_of(gated_linear_unit=True))
 
 

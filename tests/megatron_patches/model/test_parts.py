@@ -113,4 +113,4 @@ def test_which_mlps_are_gated() -> None:
     shape = load_config("demo").shape
     for name, settings in MLPS.items():
         first = next(block.MLPS[name].tensors(Place("mlp", "mlp"), shape))
-        assert settings.gated == (len(first.parts) == 2), name
+        assert settings["gated_linear_unit"] == (len(first.parts) == 2), name
