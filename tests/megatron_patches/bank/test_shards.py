@@ -24,8 +24,8 @@ RECIPES = {
     "multi-head": MULTI_HEAD,
     "grouped": GROUPED,
     "layer scope": recipe_of(64, 8, 8, scope="layer"),
-    "hadamard": recipe_of(64, 8, 8, construction="hadamard"),
-    "dct": recipe_of(64, 8, 8, construction="dct"),
+    "hadamard": recipe_of(64, 8, 16, groups=8, construction="hadamard"),
+    "dct": recipe_of(64, 8, 16, groups=8, construction="dct"),
 }
 
 
