@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from tests.data_pipeline.helpers import Workshop, run
@@ -103,7 +102,6 @@ def test_a_missing_package_is_one_sentence_that_names_its_extra(
     workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)  # of an earlier test
     command = workshop.command(tmp_path / "out", corpus="json:s3://bucket/a.jsonl")
     sentence = run(*command).sentence()
     assert "needs a package that is not installed" in sentence
