@@ -233,9 +233,7 @@ def test_a_damaged_text_does_not_end_a_trial(tmp_path: Path, trials: list[Trial]
         assert outcome.code == 0 and "damaged input bad.txt" in outcome.err
 
 
-def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(
-    tmp_path: Path,
-) -> None:
+def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(tmp_path: Path) -> None:
     """A PDF among texts by another name, and records of which some have other keys."""
     (tmp_path / "records.jsonl").write_text('{"title": "t"}\n{"content": "a"}\n')
     table = pyarrow.table({"id": [1], "content": ["a"]})

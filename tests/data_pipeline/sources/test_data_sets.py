@@ -384,7 +384,10 @@ def test_other_mistakes_are_one_sentence(workshop: Workshop, tmp_path: Path) -> 
     for entries, expected in (
         ([f"csv:{tmp_path}/b.csv"], f"cannot read csv:{tmp_path}/b.csv: Unable to find"),
         ([f"csv:{tmp_path}/empty.csv"], "has no rows"),
-        ([f"csv:{tmp_path}/open.csv"], f"cannot read csv:{tmp_path}/open.csv: Error tokenizing data. C error: EOF inside string"),
+        (
+            [f"csv:{tmp_path}/open.csv"],
+            f"cannot read csv:{tmp_path}/open.csv: Error tokenizing data. C error: EOF inside string",
+        ),
         ([f"csv:{tmp_path}/old.csv"], f"cannot read csv:{tmp_path}/old.csv: 'utf-8' codec"),
         ([f"csv:{tmp_path}/bars.csv"], 'has no column "text", it has id;text; name the column'),
         ([tmp_path / "a.csv"], "is a table; give csv:FILE"),

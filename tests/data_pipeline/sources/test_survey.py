@@ -155,11 +155,7 @@ def test_endings_of_any_case_and_packing_are_read(workshop: Workshop, tmp_path: 
     manifest = read_manifest(tmp_path / "out")
     assert sum(entry.documents for entry in manifest.inputs) == len(contents)
     stated = {entry["name"]: entry["reason"] for entry in manifest.passed_over}
-    assert stated == {
-        "README.md": COMPANION,
-        "notes.bin": "unknown ending",
-        "pipe.jsonl": "a pipe",
-    }
+    assert stated == {"README.md": COMPANION, "notes.bin": "unknown ending", "pipe.jsonl": "a pipe"}
     strict = workshop.command(tmp_path / "strict", "--strict", corpus=root)
     assert "not read (a pipe): pipe.jsonl" in run(*strict).sentence()
     assert not (tmp_path / "strict").exists()

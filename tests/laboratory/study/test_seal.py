@@ -24,15 +24,7 @@ from pretrain.config.sources import dump_yaml
 from pretrain.errors import UserError
 from pretrain.runs.environment import git_commit
 from tests.fabricated_runs import write_planned_run
-from tests.fabricated_seals import (
-    Campaign,
-    finish,
-    made_run,
-    made_seal,
-    planned,
-    runs_of,
-    sealed,
-)
+from tests.fabricated_seals import Campaign, finish, made_run, made_seal, planned, runs_of, sealed
 from tests.tiny import tiny_grid
 
 
