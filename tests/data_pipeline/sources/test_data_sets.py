@@ -381,14 +381,12 @@ def test_other_mistakes_are_one_sentence(workshop: Workshop, tmp_path: Path) -> 
     (tmp_path / "open.csv").write_text('text,id\nwords,1\n"never closed,2\nx,3\n')
     (tmp_path / "old.csv").write_bytes(b"text,id\nwords,1\nGr\xf6\xdfe,2\n")
     path = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": ["a"]}))
+    unread = f"cannot read csv:{tmp_path}"
     for entries, expected in (
-        ([f"csv:{tmp_path}/b.csv"], f"cannot read csv:{tmp_path}/b.csv: Unable to find"),
+        ([f"csv:{tmp_path}/b.csv"], f"{unread}/b.csv: Unable to find"),
         ([f"csv:{tmp_path}/empty.csv"], "has no rows"),
-        (
-            [f"csv:{tmp_path}/open.csv"],
-            f"cannot read csv:{tmp_path}/open.csv: Error tokenizing data. C error: EOF inside string",
-        ),
-        ([f"csv:{tmp_path}/old.csv"], f"cannot read csv:{tmp_path}/old.csv: 'utf-8' codec"),
+        ([f"csv:{tmp_path}/open.csv"], f"{unread}/open.csv: Error tokenizing data. C error: EOF"),
+        ([f"csv:{tmp_path}/old.csv"], f"{unread}/old.csv: 'utf-8' codec can't decode"),
         ([f"csv:{tmp_path}/bars.csv"], 'has no column "text", it has id;text; name the column'),
         ([tmp_path / "a.csv"], "is a table; give csv:FILE"),
         (["quark:x"], "quark not a reader; readers are hf (the hub), arrow, "),
