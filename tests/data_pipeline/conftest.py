@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,12 @@ def workshop(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
             train_tokenizer(find_inputs([prose]).files, root / "small", settings, RecordKeys())
             workshop.tokenize(workshop.shards)
     return workshop
+
+
+@pytest.fixture
+def shards(workshop: Workshop, tmp_path: Path) -> Path:
+    """A copy of the session's shards, to damage or falsify."""
+    return Path(shutil.copytree(workshop.shards, tmp_path / "shards"))
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.__main__ import main
+from data_pipeline.io.files import to_checked_json
 from data_pipeline.io.pool import Progress
 from data_pipeline.shards.manifest import Manifest
 from data_pipeline.shards.writing import ShardWriter, pack
@@ -156,6 +158,31 @@ def answer_commands() -> None:
         print(json.dumps(astuple(run(*json.loads(line)))), flush=True)
 
 
+def write_texts(path: Path, texts: Iterable[str]) -> Path:
+    """A file of JSON lines with these texts."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def change_checked(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the content of a file of checked JSON and make its checksum right again."""
+    value = json.loads(path.read_bytes())
+    value.pop("checksum")
+    change(value)
+    path.write_bytes(to_checked_json(value))
+
+
+@contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """A limit of the bytes of a file stands for a full disk: either way a write is cut short."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def contents(directory: Path) -> dict[str, bytes]:
     """Every file below a directory: its bytes by its relative path."""
     return {
@@ -184,11 +211,6 @@ def write_documents(
 
 ShardSpec = tuple[str, str, int, list[list[int]]]
 MakeManifest = Callable[[list[ShardSpec]], Manifest]
-
-
-def arguments(workshop: Workshop, out: Path, *more: str) -> list[str | Path]:
-    """What `tokenize` wants besides its inputs."""
-    return ["--tokenizer", workshop.model, "--out", out, "--name", "small", *more]
 
 
 def digests(manifest: Manifest) -> list[tuple[str, str, str]]:

@@ -98,25 +98,11 @@ def test_a_users_mistake_is_one_sentence(
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "packages", "extra"),
-    [
-        (TOKENIZE.replace("CORPUS", "json:s3://bucket/a.jsonl"), ["s3fs"], "s3"),
-    ],
-)
 def test_a_missing_package_is_one_sentence_that_names_its_extra(
-    workshop: Workshop,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-    packages: list[str],
-    extra: str,
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = {"TMP": tmp_path, "MODEL": workshop.model}
-    for name, path in places.items():
-        command = command.replace(name, str(path))
-    for package in packages:
-        monkeypatch.setitem(sys.modules, package, None)
-    sentence = run(*command.split()).sentence()
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    command = workshop.command(tmp_path / "out", corpus="json:s3://bucket/a.jsonl")
+    sentence = run(*command).sentence()
     assert "needs a package that is not installed" in sentence
-    assert f"pip install --constraint constraints.txt --editable '.[{extra}]'" in sentence
+    assert "pip install --constraint constraints.txt --editable '.[s3]'" in sentence

@@ -13,7 +13,7 @@ from data_pipeline.demo_corpus import MINIMUM_BYTES, build_corpus
 from data_pipeline.errors import DataError
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.records import read_documents
-from tests.data_pipeline.helpers import Workshop, contents
+from tests.data_pipeline.helpers import Workshop, all_documents, contents
 
 
 def test_enough_text_of_every_source_in_every_file(workshop: Workshop) -> None:
@@ -32,13 +32,12 @@ def test_enough_text_of_every_source_in_every_file(workshop: Workshop) -> None:
 
 def test_no_paragraph_twice_and_no_doctest(workshop: Workshop) -> None:
     seen: set[str] = set()
-    for file in find_inputs([workshop.corpus]).files:
-        for document in read_documents(file, RecordKeys()):
-            assert ">>>" not in document.text
-            for paragraph in document.text.split("\n\n"):
-                key = " ".join(paragraph.split())
-                assert key not in seen, key
-                seen.add(key)
+    for document in all_documents(workshop.corpus):
+        assert ">>>" not in document.text
+        for paragraph in document.text.split("\n\n"):
+            key = " ".join(paragraph.split())
+            assert key not in seen, key
+            seen.add(key)
     assert len(seen) > 5000
 
 

@@ -341,12 +341,7 @@ def rows_of(name: str) -> bytes:
     ],
 )
 def test_a_named_corpus_is_interrupted_continued_and_tokenised(
-    source: str,
-    names: list[str],
-    hub: Hub,
-    download: Download,
-    workshop: Workshop,
-    tmp_path: Path,
+    source: str, names: list[str], hub: Hub, download: Download, workshop: Workshop, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     shards = tmp_path / "shards"

@@ -29,8 +29,16 @@ from pretrain.config.sources import override_text
 from pretrain.errors import UserError
 from tests.data_pipeline.helpers import run as run_data
 
-RUN_TRIAL = "laboratory.quickstart.verbs.run_trial"
 WORDS = "It was the best of times, it was the worst of times.\n\n"
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+    """The trials that the verbs would run."""
+    caught: list[Trial] = []
+    verb = "laboratory.quickstart.verbs.run_trial"
+    monkeypatch.setattr(verb, lambda trial, *_: caught.append(trial))
+    return caught
 
 
 def text_file(path: Path, size: int) -> Path:
@@ -171,12 +179,10 @@ def test_every_design_has_a_baseline_with_its_adapters(design: str) -> None:
 
 
 def test_the_demo_is_the_config_of_that_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: list[Trial]
 ) -> None:
     """Its runs are those that pages name: what an older `make demo` has trained stays trained."""
     monkeypatch.chdir(tmp_path)
-    trials: list[Trial] = []
-    monkeypatch.setattr(RUN_TRIAL, lambda trial, *_: trials.append(trial))
     assert CliRunner().invoke(app, ["demo"]).exit_code == 0
     (trial,) = trials
     runs = expand(read_grid(str(_write_grid(_grid(trial, Path("demo")), Path("demo")))))
@@ -214,13 +220,9 @@ def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
     assert "cannot be used" in said(text)
 
 
-def test_a_damaged_text_does_not_end_a_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_text_does_not_end_a_trial(tmp_path: Path, trials: list[Trial]) -> None:
     text_file(tmp_path / "in/good.txt", 300_000)
     (tmp_path / "in/bad.txt").write_bytes(b"good\n\nbad \xff")
-    trials: list[Trial] = []
-    monkeypatch.setattr(RUN_TRIAL, lambda trial, *_: trials.append(trial))
     command = ["try", str(tmp_path / "in"), f"--out={tmp_path / 'out'}"]
     assert CliRunner().invoke(app, command).exit_code == 0
     (trial,) = trials
@@ -231,9 +233,7 @@ def test_a_damaged_text_does_not_end_a_trial(
         assert outcome.code == 0 and "damaged input bad.txt" in outcome.err
 
 
-def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(
-    tmp_path: Path,
-) -> None:
+def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(tmp_path: Path) -> None:
     """A PDF among texts by another name, and records of which some have other keys."""
     (tmp_path / "records.jsonl").write_text('{"title": "t"}\n{"content": "a"}\n')
     table = pyarrow.table({"id": [1], "content": ["a"]})
@@ -251,11 +251,9 @@ def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(
 
 
 def test_of_a_data_set_the_beginning_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: list[Trial]
 ) -> None:
     monkeypatch.setattr("laboratory.quickstart.texts.MOST_BYTES", 300_000)
-    trials: list[Trial] = []
-    monkeypatch.setattr(RUN_TRIAL, lambda trial, *_: trials.append(trial))
     rows = [f"{n} {WORDS}" for n in range(9000)]
     (tmp_path / "a.csv").write_text("id,body\n" + "".join(f'1,"{row}"\n' for row in rows))
     command = ["try", f"csv:{tmp_path}/a.csv", f"--out={tmp_path / 'out'}"]

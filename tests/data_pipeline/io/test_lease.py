@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.lease import EXPIRES_AFTER, BusyError, Holder, Lease, held
+from tests.data_pipeline.helpers import files_limited_to
 from tests.ranks import ROOT
 
 PATIENCE = 60
@@ -91,17 +91,12 @@ def test_a_lease_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_lock_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
-    """A limit of the size of files stands for a full disk: either way a write is cut short."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        with (
-            pytest.raises(DataError, match=r"^cannot write the lock .*x\.lock: File too large$"),
-            held(tmp_path / "x.lock", "testing"),
-        ):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with (
+        files_limited_to(0),
+        pytest.raises(DataError, match=r"^cannot write the lock .*x\.lock: File too large$"),
+        held(tmp_path / "x.lock", "testing"),
+    ):
+        pass
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "units").touch()
     with (

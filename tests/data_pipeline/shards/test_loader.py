@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import threading
 from pathlib import Path
@@ -15,7 +14,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.shards.loader import Loader
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.shards.samples import TrainingSamples
-from tests.data_pipeline.helpers import Workshop
+from tests.data_pipeline.helpers import Workshop, files_limited_to
 from tests.data_pipeline.shards.synthetic import random_shards
 
 
@@ -63,19 +62,11 @@ def test_an_error_in_a_thread_comes_out_of_the_call_that_wanted_the_blocks(
 
 
 def test_an_order_that_finds_no_room_says_why(tmp_path: Path, workshop: Workshop) -> None:
-    """A limit of the size of files stands for a full disk: either way a write is cut short."""
     manifest = read_manifest(workshop.shards)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
-    try:
-        with pytest.raises(
-            DataError, match=r"cannot write the sample cache in .*: File too large; make"
-        ):
-            TrainingSamples(manifest, 32, seed=4, cache_directory=tmp_path / "cache").blocks(
-                np.arange(4)
-            )
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    samples = TrainingSamples(manifest, 32, seed=4, cache_directory=tmp_path / "cache")
+    said = r"cannot write the sample cache in .*: File too large; make"
+    with files_limited_to(200), pytest.raises(DataError, match=said):
+        samples.blocks(np.arange(4))
 
 
 @pytest.mark.distributed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +10,10 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import to_checked_json
 from data_pipeline.shards.manifest import Manifest, check_shards, read_manifest, write_manifest
 from data_pipeline.shards.verify import find_problems
 from data_pipeline.tokenizer.tokenizer import identify
-from tests.data_pipeline.helpers import Workshop, run
-
-
-@pytest.fixture
-def shards(workshop: Workshop, tmp_path: Path) -> Path:
-    """A copy to damage."""
-    return Path(shutil.copytree(workshop.shards, tmp_path / "shards"))
+from tests.data_pipeline.helpers import Workshop, change_checked, run
 
 
 def flip(path: Path) -> None:
@@ -87,13 +79,6 @@ def test_a_file_the_manifest_does_not_know_is_named(shards: Path) -> None:
     ]
 
 
-def rewrite(directory: Path, change: Callable[[dict], None]) -> None:  # type: ignore[type-arg]
-    value = json.loads((directory / "manifest.json").read_bytes())
-    value.pop("checksum")
-    change(value)
-    (directory / "manifest.json").write_bytes(to_checked_json(value))
-
-
 def test_counts_that_do_not_match_the_files(shards: Path) -> None:
     # A manifest whose sums agree with themselves, but not with the shard: opening the shard tells.
     def change(value: dict) -> None:  # type: ignore[type-arg]
@@ -101,7 +86,7 @@ def test_counts_that_do_not_match_the_files(shards: Path) -> None:
         shard["tokens"] -= 1
         value["totals"][shard["split"]][shard["source"]]["tokens"] -= 1
 
-    rewrite(shards, change)
+    change_checked(shards / "manifest.json", change)
     manifest = read_manifest(shards)
     (problem,) = find_problems(manifest)
     assert problem.startswith(str(manifest.prefix(manifest.shards[0])))
@@ -131,7 +116,7 @@ def test_counts_that_do_not_match_the_files(shards: Path) -> None:
 def test_manifests_that_cannot_be_right(
     shards: Path, change: Callable[[dict], None], message: str
 ) -> None:  # type: ignore[type-arg]
-    rewrite(shards, change)
+    change_checked(shards / "manifest.json", change)
     with pytest.raises(DataError, match=message):
         read_manifest(shards)
 
@@ -161,13 +146,10 @@ def test_queries_and_fingerprint(workshop: Workshop, tmp_path: Path) -> None:
     check_shards(moved)
 
 
-def test_verify_and_stats_commands(shards: Path, workshop: Workshop) -> None:
+def test_the_command_verify(shards: Path, workshop: Workshop) -> None:
     good = run("verify", shards, "--tokenizer", workshop.model)
     assert (good.code, good.err) == (0, "")
     assert "all as the manifest says" in good.out and "4 units are as in the source" in good.out
-    table = run("stats", shards)
-    assert table.code == 0 and "StdlibDocstrings" in table.out
-    assert f"{read_manifest(shards).tokens('train'):,}" in table.out
     damaged = shards / f"{read_manifest(shards).shards[0].name}.bin"
     flip(damaged)
     sentence = run("verify", shards).sentence()

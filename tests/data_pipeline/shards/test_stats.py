@@ -32,5 +32,7 @@ def test_the_command_shows_every_source_in_eighty_columns(workshop: Workshop) ->
     lines = shown.out.replace(str(workshop.shards.parent), "").splitlines()
     assert [line for line in lines if len(line.rstrip()) > 80 or "…" in line] == []
     manifest = read_manifest(workshop.shards)
+    assert f"{manifest.tokens('train'):,}" in shown.out
     for source in manifest.sources("train"):
+        assert source in shown.out
         assert f"{manifest.tokens('train', source):,}" in shown.out

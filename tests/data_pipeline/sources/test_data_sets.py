@@ -31,7 +31,6 @@ from tests.data_pipeline.helpers import (
     Workshop,
     all_documents,
     apart,
-    arguments,
     contents,
     digests,
     run,
@@ -89,7 +88,7 @@ def local(
     root = tmp_path_factory.mktemp("local")
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (root / "rows.jsonl").write_text(text)
-    assert run("tokenize", root / "rows.jsonl", *arguments(workshop, root / "out")).code == 0
+    assert run(*workshop.command(root / "out", corpus=root / "rows.jsonl")).code == 0
     return read_manifest(root / "out")
 
 
@@ -104,7 +103,7 @@ def test_a_file_a_saved_data_set_and_the_hub_give_the_same_shards(
     saved.save_to_disk(tmp_path / "saved", num_shards=2)
     monkeypatch.setattr(data_sets, "_SHARD_ROWS", 100)
     out = tmp_path / "of-disk"
-    done = run("tokenize", tmp_path / "saved", *arguments(workshop, out))
+    done = run(*workshop.command(out, corpus=tmp_path / "saved"))
     assert done.code == 0, done.err
     manifest = read_manifest(out)
     assert digests(manifest) == digests(local)
@@ -122,7 +121,7 @@ def test_a_file_a_saved_data_set_and_the_hub_give_the_same_shards(
         out = tmp_path / "of-hub"
         entry = f"hf:{NAME}:default:train@main"
         hub.busy[""] = 1  # the first request
-        done = command("tokenize", entry, *arguments(workshop, out, "--workers", "2"))
+        done = command(*workshop.command(out, "--workers", "2", corpus=entry))
         assert done.code == 0 and f"{entry}: " in done.err and "again in 1 s" in done.err
         manifest = read_manifest(out)
         assert digests(manifest) == digests(local)
@@ -135,7 +134,7 @@ def test_a_file_a_saved_data_set_and_the_hub_give_the_same_shards(
         assert "are as in the source text" in command("verify", out).out
         # A finished directory reads no rows again.
         hub.requests.clear()
-        again = command("tokenize", entry, *arguments(workshop, out))
+        again = command(*workshop.command(out, corpus=entry))
         assert "already up to date (3 units)" in again.out and len(hub.requests) <= 4
 
 
@@ -147,7 +146,7 @@ def test_killed_and_continued_in_tasks_while_the_branch_moves(
     entry = f"hf:{NAME}"
     with serve(repository(rows, shards=5)) as hub:
         home = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home")}
-        words = ["tokenize", entry, *arguments(workshop, out, "--num-tasks=2", "--task=0")]
+        words = workshop.command(out, "--num-tasks=2", "--task=0", corpus=entry)
         process = subprocess.Popen(
             [sys.executable, "-m", "data_pipeline", *map(str, words)],
             cwd=REPOSITORY,
@@ -162,13 +161,13 @@ def test_killed_and_continued_in_tasks_while_the_branch_moves(
         with client(hub, tmp_path / "home") as command:
             for task, workers in (("0", "1"), ("1", "2")):
                 share = ("--num-tasks", "2", "--task", task, "--workers", workers)
-                done = command("tokenize", entry, *arguments(workshop, out, *share))
+                done = command(*workshop.command(out, *share, corpus=entry))
                 assert done.code == 0, done.err
             assert unit_times == {path: path.stat().st_mtime_ns for path in unit_times}
             assert run("merge-manifests", out).code == 0
             assert digests(read_manifest(out)) == digests(local)
             assert read_manifest(out).origin["revision"] == COMMIT
-            moved = command("tokenize", f"{entry}@main", *arguments(workshop, out)).sentence()
+            moved = command(*workshop.command(out, corpus=f"{entry}@main")).sentence()
         assert f"hf:{NAME} at {COMMIT}, not of hf:{NAME} at {COMMIT[::-1]}" in moved
 
 
@@ -182,10 +181,10 @@ def test_offline_what_is_in_the_cache_is_read(
         subprocess.run([sys.executable, "-c", program], env=os.environ | home, check=True)
     out = tmp_path / "out"
     with client(hub, tmp_path / "home", HF_HUB_OFFLINE="1") as command:
-        done = command("tokenize", f"hf:{NAME}", *arguments(workshop, out))
+        done = command(*workshop.command(out, corpus=f"hf:{NAME}"))
         assert done.code == 0, done.err
         assert digests(read_manifest(out)) == digests(local)
-        absent = command("tokenize", "hf:acme/absent", *arguments(workshop, tmp_path / "no"))
+        absent = command(*workshop.command(tmp_path / "no", corpus="hf:acme/absent"))
     assert "cannot read hf:acme/absent" in absent.sentence()
 
 
@@ -199,7 +198,7 @@ def test_the_mistakes_of_a_hub_input_are_one_sentence(workshop: Workshop, tmp_pa
     with serve(files) as hub, client(hub, tmp_path / "home") as command:
 
         def refused(entry: str, *more: str) -> str:
-            return command("tokenize", entry, *arguments(workshop, out, *more)).sentence()
+            return command(*workshop.command(out, *more, corpus=entry)).sentence()
 
         for entry, more, expected in (
             (f"hf:{NAME}", ("--text-key", "body"), 'no column "body", it has text, content; name'),
@@ -226,7 +225,7 @@ def test_the_mistakes_of_a_hub_input_are_one_sentence(workshop: Workshop, tmp_pa
 @pytest.mark.slow
 def test_no_network_is_one_sentence_after_some_patience(workshop: Workshop, tmp_path: Path) -> None:
     with client(Hub({}, address="http://127.0.0.1:9"), tmp_path / "home") as command:
-        done = command("tokenize", f"hf:{NAME}", *arguments(workshop, tmp_path / "out"))
+        done = command(*workshop.command(tmp_path / "out", corpus=f"hf:{NAME}"))
     assert done.code == 2
     *notes, sentence = done.err.splitlines()
     for wait, note in zip((1, 4, 10), notes, strict=True):
@@ -260,7 +259,7 @@ def test_a_saved_data_set_that_cannot_be_used(
     workshop: Workshop, tmp_path: Path, make: Callable[[], Any], expected: str
 ) -> None:
     path = saved(tmp_path / "saved", make())
-    assert expected in run("tokenize", path, *arguments(workshop, tmp_path / "out")).sentence()
+    assert expected in run(*workshop.command(tmp_path / "out", corpus=path)).sentence()
     assert not (tmp_path / "out").exists()
 
 
@@ -274,17 +273,17 @@ def test_of_several_splits_train_is_read_and_another_is_a_directory(
     path = saved(tmp_path / "saved", datasets.DatasetDict(splits))
     for entry, split in ((path, "train"), (path / "test", "data")):
         out = tmp_path / f"of-{split}"
-        assert run("tokenize", entry, *arguments(workshop, out)).code == 0
+        assert run(*workshop.command(out, corpus=entry)).code == 0
         assert [entry.name for entry in read_manifest(out).inputs] == [f"{split}-00000-of-00001"]
 
 
 def test_a_saved_data_set_that_changed_is_refused(workshop: Workshop, tmp_path: Path) -> None:
     path = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": ["one", "two"] * 20}))
     out = tmp_path / "out"
-    assert run("tokenize", path, *arguments(workshop, out)).code == 0
+    assert run(*workshop.command(out, corpus=path)).code == 0
     shutil.rmtree(path)
     saved(path, datasets.Dataset.from_dict({"text": ["three"] * 40}))
-    said = run("tokenize", path, *arguments(workshop, out)).sentence()
+    said = run(*workshop.command(out, corpus=path)).sentence()
     assert f"was begun with inputs of {path} at " in said
     assert "is not what was tokenised" in run("verify", out).out
 
@@ -295,7 +294,7 @@ def test_rows_that_are_no_documents_are_named_and_counted(
     texts = ["a text of words"] * 300 + [None, "", "nul \0 inside"]
     path = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": texts}))
     out = tmp_path / "out"
-    assert run("tokenize", path, *arguments(workshop, out)).code == 0
+    assert run(*workshop.command(out, corpus=path)).code == 0
     manifest = read_manifest(out)
     assert manifest.rejects == {"empty_text": 1, "missing_text": 1}
     assert manifest.unusual == {"contains_nul": 1}
@@ -325,18 +324,16 @@ def test_files_that_readers_of_datasets_read(workshop: Workshop, tmp_path: Path)
         ("webdataset", f"webdataset:{tmp_path}/a.tar", "txt"),
     ):
         out = tmp_path / f"out-{name}"
-        done = run("tokenize", entry, *arguments(workshop, out, "--text-key", key))
+        done = run(*workshop.command(out, "--text-key", key, corpus=entry))
         assert done.code == 0, done.err
         shards_by_reader[name] = shard_bytes(out)
     assert all(shards == shards_by_reader["saved"] for shards in shards_by_reader.values())
     (tmp_path / "lines.log").write_text("one\ntwo\n\nthree\n")
-    done = run(
-        "tokenize",
-        f"text:{tmp_path}/lines.log",
-        *arguments(workshop, tmp_path / "text"),
-        "--max-reject-rate",
-        "1",
+    all_rejected = ("--max-reject-rate", "1")
+    command = workshop.command(
+        tmp_path / "text", *all_rejected, corpus=f"text:{tmp_path}/lines.log"
     )
+    done = run(*command)
     assert done.code == 0 and read_manifest(tmp_path / "text").rejects == {"empty_text": 1}
 
 
@@ -347,26 +344,11 @@ def test_damage_in_the_middle_of_a_shard_is_named_and_the_rest_is_kept(
     rows[20_123] += ",2,3"
     (tmp_path / "a.csv").write_text("text,n\n" + "\n".join(rows) + "\n")
     out = tmp_path / "out"
-    done = run("tokenize", f"csv:{tmp_path}/a.csv", *arguments(workshop, out))
+    done = run(*workshop.command(out, corpus=f"csv:{tmp_path}/a.csv"))
     assert done.code == 3 and "damaged input train-00000-of-00001: damaged: " in done.err
     (entry,) = read_manifest(out).inputs
     assert entry.lines == 39 * 512 and "Expected 2 fields" in entry.damaged
     assert entry.damaged.split(":")[0] in LOST
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b'text,id\nwords,1\n"never closed,2\nx,3\n', "EOF inside string"),
-        (b"text,id\nwords,1\nGr\xf6\xdfe,2\n", "'utf-8' codec can't decode"),
-    ],
-)
-def test_a_table_that_no_reader_reads_is_one_sentence(
-    workshop: Workshop, tmp_path: Path, content: bytes, said: str
-) -> None:
-    (tmp_path / "a.csv").write_bytes(content)
-    done = run("tokenize", f"csv:{tmp_path}/a.csv", *arguments(workshop, tmp_path / "out"))
-    assert f"cannot read csv:{tmp_path}/a.csv: " in done.sentence() and said in done.sentence()
 
 
 def test_compressed_files_of_s3_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,10 +378,15 @@ def test_other_mistakes_are_one_sentence(workshop: Workshop, tmp_path: Path) -> 
     (tmp_path / "a.csv").write_text("text\nx\n")
     (tmp_path / "empty.csv").write_text("text\n")
     (tmp_path / "bars.csv").write_text("id;text\n1;x\n")
+    (tmp_path / "open.csv").write_text('text,id\nwords,1\n"never closed,2\nx,3\n')
+    (tmp_path / "old.csv").write_bytes(b"text,id\nwords,1\nGr\xf6\xdfe,2\n")
     path = saved(tmp_path / "saved", datasets.Dataset.from_dict({"text": ["a"]}))
+    unread = f"cannot read csv:{tmp_path}"
     for entries, expected in (
-        ([f"csv:{tmp_path}/b.csv"], f"cannot read csv:{tmp_path}/b.csv: Unable to find"),
+        ([f"csv:{tmp_path}/b.csv"], f"{unread}/b.csv: Unable to find"),
         ([f"csv:{tmp_path}/empty.csv"], "has no rows"),
+        ([f"csv:{tmp_path}/open.csv"], f"{unread}/open.csv: Error tokenizing data. C error: EOF"),
+        ([f"csv:{tmp_path}/old.csv"], f"{unread}/old.csv: 'utf-8' codec can't decode"),
         ([f"csv:{tmp_path}/bars.csv"], 'has no column "text", it has id;text; name the column'),
         ([tmp_path / "a.csv"], "is a table; give csv:FILE"),
         (["quark:x"], "quark not a reader; readers are hf (the hub), arrow, "),
@@ -407,7 +394,8 @@ def test_other_mistakes_are_one_sentence(workshop: Workshop, tmp_path: Path) -> 
         (["https://user:secret@host/x.jsonl"], "holds credentials; leave them out"),
         ([path, tmp_path / "a.csv"], "is a data set, and there are other inputs"),
     ):
-        said = run("tokenize", *entries, *arguments(workshop, tmp_path / "out")).sentence()
+        command = workshop.command(tmp_path / "out", *entries[1:], corpus=entries[0])
+        said = run(*command).sentence()
         assert expected in said and "secret" not in said
     assert not (tmp_path / "out").exists()
 

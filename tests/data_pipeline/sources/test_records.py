@@ -20,6 +20,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.sources.cutting import TEXT_CHARACTERS, Cutter
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.records import Document, RecordReader, Reject, read_documents
+from tests.data_pipeline.helpers import write_texts
 
 RECORDS = [
     {"text": "first\nwith a line", "meta": {"redpajama_set_name": "Books"}},
@@ -260,8 +261,7 @@ def test_hostile_lines_are_named_by_reason_and_the_rest_is_intact(
 
 def test_unusual_documents_are_kept_and_named(tmp_path: Path) -> None:
     texts = ["nul \u0000", "block \u2581", "x" * 10_000_000, "数" * 3_400_000, "y" * 9_999_999]
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    path = write_texts(tmp_path / "a.jsonl", texts)
     assert [document.text for document in documents(path)] == texts
     entries = [(reject.line, reject.reason, reject.kept) for reject in rejects(path)]
     reasons = ["contains_nul", "contains_u2581", "long_document", "long_document"]

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.discovery import COMPANION, find_inputs
+from data_pipeline.sources.discovery import COMPANION, Inputs, find_inputs
 from tests.data_pipeline.helpers import Workshop, run
 
 LINE = b'{"text": "a document of a few words"}\n'
@@ -107,16 +107,21 @@ def open_directory() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
+def inputs_of_nobody(root: Path) -> Inputs:
+    """Inputs that a user without rights finds, for root may enter anything."""
+    user_id = os.geteuid()
+    if user_id == 0:
+        os.seteuid(65534)
+    try:
+        return find_inputs([root])
+    finally:
+        os.seteuid(user_id)
+
+
 def test_a_directory_without_permission_is_named(open_directory: Path) -> None:
     (open_directory / "a.jsonl").write_bytes(LINE)
     (open_directory / "closed").mkdir(mode=0o000)
-    user_id = os.geteuid()
-    if user_id == 0:
-        os.seteuid(65534)  # root may enter anything
-    try:
-        inputs = find_inputs([open_directory])
-    finally:
-        os.seteuid(user_id)
+    inputs = inputs_of_nobody(open_directory)
     assert [file.path for file in inputs.files] == [open_directory / "a.jsonl"]
     assert [(entry.name, entry.reason) for entry in inputs.passed_over] == [
         ("closed", "permission denied")
@@ -143,43 +148,28 @@ def test_endings_of_any_case_and_packing_are_read(workshop: Workshop, tmp_path: 
     (root / "README.md").write_bytes(b"about")
     (root / "notes.bin").write_bytes(b"?")
     os.mkfifo(root / "pipe.jsonl")
-    command = [
-        "tokenize",
-        root,
-        "--tokenizer",
-        workshop.model,
-        "--out",
-        tmp_path / "out",
-        "--name",
-        "x",
-    ]
-    done = run(*command)
+    done = run(*workshop.command(tmp_path / "out", corpus=root))
     assert done.code == 0, done.err
     assert done.err == "  not read (a pipe): pipe.jsonl\n  not read (unknown ending): notes.bin\n"
     assert "left out: README.md" in done.out
     manifest = read_manifest(tmp_path / "out")
     assert sum(entry.documents for entry in manifest.inputs) == len(contents)
     stated = {entry["name"]: entry["reason"] for entry in manifest.passed_over}
-    assert stated == {
-        "README.md": COMPANION,
-        "notes.bin": "unknown ending",
-        "pipe.jsonl": "a pipe",
-    }
-    command[command.index(tmp_path / "out")] = tmp_path / "strict"
-    assert "not read (a pipe): pipe.jsonl" in run(*command, "--strict").sentence()
+    assert stated == {"README.md": COMPANION, "notes.bin": "unknown ending", "pipe.jsonl": "a pipe"}
+    strict = workshop.command(tmp_path / "strict", "--strict", corpus=root)
+    assert "not read (a pipe): pipe.jsonl" in run(*strict).sentence()
     assert not (tmp_path / "strict").exists()
     (root / "pipe.jsonl").unlink()
     (root / "notes.bin").unlink()
-    assert run(*command, "--strict").code == 0  # a README is no reason
+    assert run(*strict).code == 0  # a README is no reason
 
 
 def test_an_input_that_holds_nothing_is_said(workshop: Workshop, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(LINE)
-    (tmp_path / "b.jsonl.zst").write_bytes(zstandard.compress(b""))
-    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl.zst"]
-    done = run(
-        "tokenize", *files, "--tokenizer", workshop.model, "--out", tmp_path / "out", "--name", "x"
-    )
+    root = tmp_path / "in"
+    root.mkdir()
+    (root / "a.jsonl").write_bytes(LINE)
+    (root / "b.jsonl.zst").write_bytes(zstandard.compress(b""))
+    done = run(*workshop.command(tmp_path / "out", corpus=root))
     assert done.code == 0 and "1 inputs hold no lines: b.jsonl.zst" in done.out, done.err
 
 
@@ -189,10 +179,10 @@ def test_names_that_are_no_text_are_read_and_written(workshop: Workshop, tmp_pat
     for number, name in enumerate((b"caf\xe9.jsonl", "数.jsonl".encode())):
         (root / os.fsdecode(name)).write_bytes(LINE * (number + 1) + (b"{bad\n" if number else b""))
     out = tmp_path / "out"
-    command = ["tokenize", root, "--tokenizer", workshop.model, "--out", out, "--name", "x"]
-    done = run(*command, "--max-reject-rate", "0.5", "--validation-fraction", "0")
+    command = workshop.command(out, "--validation-fraction", "0", corpus=root)
+    done = run(*command, "--max-reject-rate", "0.5")
     assert done.code == 0, done.err
-    assert "already up to date" in run(*command, "--validation-fraction", "0").out
+    assert "already up to date" in run(*command).out
     names = [os.fsencode(entry.name) for entry in read_manifest(out).inputs]
     assert sorted(names) == sorted([b"caf\xe9.jsonl", "数.jsonl".encode()])
     assert json.loads((out / "rejects.jsonl").read_bytes())["file"] == "数.jsonl"
@@ -209,13 +199,7 @@ def test_a_link_that_cannot_be_followed_is_named(open_directory: Path) -> None:
     (root / "about").symlink_to(root / "round")
     (root / "closed").symlink_to(private / "deep")
     private.chmod(0o000)
-    user_id = os.geteuid()
-    if user_id == 0:
-        os.seteuid(65534)  # root may enter anything
-    try:
-        inputs = find_inputs([root])
-    finally:
-        os.seteuid(user_id)
+    inputs = inputs_of_nobody(root)
     loop = "too many levels of symbolic links"
     stated = {entry.name: entry.reason for entry in inputs.passed_over}
     assert stated == {"about": loop, "round": loop, "closed": "permission denied"}

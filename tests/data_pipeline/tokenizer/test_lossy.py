@@ -11,7 +11,7 @@ import sentencepiece
 
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.tokenizer.tokenizer import identify, open_tokenizer
-from tests.data_pipeline.helpers import Workshop, all_documents, run
+from tests.data_pipeline.helpers import Workshop, all_documents, run, write_texts
 
 pytestmark = pytest.mark.distributed  # trains a model for each test
 
@@ -34,15 +34,10 @@ def _train(workshop: Workshop, path: Path, **settings: Any) -> Path:
     return path
 
 
-def _corpus(path: Path, *texts: str) -> Path:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return path
-
-
 def test_an_unknown_piece_is_refused(workshop: Workshop, tmp_path: Path) -> None:
     model = _train(workshop, tmp_path / "u.model", **_STRICT, add_dummy_prefix=False)
-    good = _corpus(tmp_path / "good.jsonl", _KNOWN)
-    bad = _corpus(tmp_path / "bad.jsonl", _KNOWN, _UNKNOWN)
+    good = write_texts(tmp_path / "good.jsonl", [_KNOWN])
+    bad = write_texts(tmp_path / "bad.jsonl", [_KNOWN, _UNKNOWN])
     arguments = ("--tokenizer", model, "--name", "x", "--validation-fraction", "0")
     assert run("tokenize", good, *arguments, "--out", tmp_path / "good").code == 0
     sentence = run("tokenize", bad, *arguments, "--out", tmp_path / "bad").sentence()
@@ -61,7 +56,7 @@ def test_an_unknown_piece_is_refused(workshop: Workshop, tmp_path: Path) -> None
 
 def test_a_model_that_rewrites_text(workshop: Workshop, tmp_path: Path) -> None:
     model = _train(workshop, tmp_path / "nfkc.model", byte_fallback=True)
-    corpus = _corpus(tmp_path / "x.jsonl", "two  spaces", "the word", "the \ufb01rst\nline")
+    corpus = write_texts(tmp_path / "x.jsonl", ["two  spaces", "the word", "the \ufb01rst\nline"])
     arguments = ("tokenize", corpus, "--tokenizer", model, "--name", "x", "--out", tmp_path / "out")
     assert "changes the text (normalisation 'nmt_nfkc')" in run(*arguments).sentence()
     assert run(*arguments, "--allow-lossy").code == 0
@@ -75,7 +70,7 @@ def test_a_dummy_prefix_loses_nothing(workshop: Workshop, tmp_path: Path) -> Non
     model = _train(workshop, tmp_path / "p.model", **_STRICT, byte_fallback=True, model_type="bpe")
     assert open_tokenizer(model).lossless
     texts = [_KNOWN, " a space before", "\ntwo  spaces ", _UNKNOWN]
-    corpus = _corpus(tmp_path / "x.jsonl", *texts)
+    corpus = write_texts(tmp_path / "x.jsonl", texts)
     done = run("tokenize", corpus, "--tokenizer", model, "--name", "x", "--out", tmp_path / "out")
     assert done.code == 0 and "puts a space before it" in done.out
     assert "4 documents of 1 units are as in the source text" in run("verify", tmp_path / "out").out
@@ -94,7 +89,7 @@ def test_a_tokenizer_json(workshop: Workshop, tmp_path: Path) -> None:
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     texts = [_KNOWN, _UNKNOWN, "an <|end|> that is text", "two  spaces\n"]
-    corpus = _corpus(tmp_path / "x.jsonl", *texts)
+    corpus = write_texts(tmp_path / "x.jsonl", texts)
     arguments = ("tokenize", corpus, "--tokenizer", tmp_path / "tokenizer.json", "--name", "x")
     assert "give --eod-token" in run(*arguments, "--out", tmp_path / "out").sentence()
     refusal = run(*arguments, "--out", tmp_path / "out", "--eod-token", "<|no|>").sentence()
@@ -116,7 +111,7 @@ def test_a_tokenizer_json(workshop: Workshop, tmp_path: Path) -> None:
     tokenizer.normalizer = tokenizers.normalizers.Lowercase()
     (tmp_path / "lower").mkdir()
     tokenizer.save(str(tmp_path / "lower" / "tokenizer.json"))
-    bad = _corpus(tmp_path / "bad.jsonl", "fine", "Not fine")
+    bad = write_texts(tmp_path / "bad.jsonl", ["fine", "Not fine"])
     lower = ("tokenize", bad, "--tokenizer", tmp_path / "lower" / "tokenizer.json", "--name", "x")
     lower += ("--eod-token", "<|end|>", "--out", tmp_path / "lossy")
     assert "'Not fine' becomes 'not fine'" in run(*lower).sentence()
@@ -126,7 +121,7 @@ def test_a_tokenizer_json(workshop: Workshop, tmp_path: Path) -> None:
 def test_junk_in_place_of_a_tokenizer_json(workshop: Workshop, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     (tmp_path / "tokenizer.json").write_text("{}")
-    corpus = _corpus(tmp_path / "x.jsonl", _KNOWN)
+    corpus = write_texts(tmp_path / "x.jsonl", [_KNOWN])
     arguments = ("tokenize", corpus, "--tokenizer", tmp_path / "tokenizer.json", "--name", "x")
     done = run(*arguments, "--out", tmp_path / "out", "--eod-token", "x")
     assert "is not a Hugging Face tokenizer.json" in done.sentence()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import shutil
@@ -10,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +20,13 @@ from data_pipeline.sources.sampling import LowestNumbers, sample_number
 from data_pipeline.tokenizer import train
 from data_pipeline.tokenizer.tokenizer import check_report, identify, load_tokenizer, read_model
 from data_pipeline.tokenizer.train import TrainerSettings, round_scores, train_tokenizer
-from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents, run
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents, run, write_texts
+
+
+def trained(corpus: Path, out: Path, **settings: Any) -> tuple[dict[str, Any], bool]:
+    """Report of a tokenizer of all files of a corpus, and whether it was trained now."""
+    files = find_inputs([corpus]).files
+    return train_tokenizer(files, out, TrainerSettings(**settings), RecordKeys())
 
 
 @pytest.mark.parametrize(
@@ -53,13 +59,8 @@ def test_report_identity_and_up_to_date(workshop: Workshop) -> None:
     assert (identity.vocab_size, identity.model_type) == (1000, "bpe")
     assert (identity.unk_id, identity.bos_id, identity.eos_id, identity.pad_id) == (0, 1, 2, -1)
     assert identity.eod_id == identity.eos_id
-    again, trained = train_tokenizer(
-        find_inputs([workshop.corpus]).files,
-        workshop.model.with_suffix(""),
-        TrainerSettings(vocab_size=1000, sample_bytes=400_000),
-        RecordKeys(),
-    )
-    assert not trained and again == report
+    settings = {"vocab_size": 1000, "sample_bytes": 400_000}
+    assert trained(workshop.corpus, workshop.model.with_suffix(""), **settings) == (report, False)
 
 
 def test_scores_of_a_unigram_model_are_rounded(unigram_model: Path) -> None:
@@ -82,9 +83,9 @@ def test_training_is_deterministic(
     first = {"unigram": unigram_model, "bpe": other_model}[model_type]
     report = json.loads(first.with_suffix(".json").read_bytes())
     size = report["settings"]["sample_bytes"]
-    settings = TrainerSettings(identify(first).vocab_size, model_type, size)
-    files = find_inputs([workshop.corpus]).files
-    train_tokenizer(files, tmp_path / "other", settings, RecordKeys())
+    sizes = {"vocab_size": identify(first).vocab_size, "sample_bytes": size}
+    settings = {"model_type": model_type, **sizes}
+    trained(workshop.corpus, tmp_path / "other", **settings)
     assert (tmp_path / "other.model").read_bytes() == first.read_bytes()
     assert (tmp_path / "other.json").read_bytes() == first.with_suffix(".json").read_bytes()
     assert identify(first).model_type == model_type
@@ -92,32 +93,26 @@ def test_training_is_deterministic(
     # The sample is near what was asked for: not the whole corpus.
     assert size <= report["training_bytes"] < 2 * size
     # Tokenizers of other settings of the trainer, such as unrounded scores, are not up to date.
-    assert not train_tokenizer(files, tmp_path / "other", settings, RecordKeys())[1]
+    assert not trained(workshop.corpus, tmp_path / "other", **settings)[1]
     report["settings"]["trainer"].pop("score_steps" if model_type == "unigram" else "split_digits")
     (tmp_path / "other.json").write_text(json.dumps(report))
-    assert train_tokenizer(files, tmp_path / "other", settings, RecordKeys())[1]
+    assert trained(workshop.corpus, tmp_path / "other", **settings)[1]
 
 
 def test_very_long_lines_are_learned_from(workshop: Workshop, tmp_path: Path) -> None:
     # One line of 40,000 bytes a document: SentencePiece alone would skip it and learn nothing.
-    path = tmp_path / "long.jsonl"
-    path.write_text(
-        "".join(json.dumps({"text": f"{n} " + "wonderful " * 4000}) + "\n" for n in range(200))
-    )
-    settings = TrainerSettings(vocab_size=290, model_type="bpe", sample_bytes=10_000_000)
-    train_tokenizer(find_inputs([path]).files, tmp_path / "long", settings, RecordKeys())
+    texts = [f"{number} " + "wonderful " * 4000 for number in range(200)]
+    path = write_texts(tmp_path / "long.jsonl", texts)
+    trained(path, tmp_path / "long", vocab_size=290, model_type="bpe", sample_bytes=10_000_000)
     processor = load_tokenizer(tmp_path / "long.model")
     assert len(processor.encode("wonderful wonderful wonderful ")) < 8
 
 
 def test_of_few_documents_one_is_held_out(tmp_path: Path) -> None:
-    path = tmp_path / "few.jsonl"
-    texts = [
-        f"{number} " + "the quick brown fox jumps over a lazy dog " * 200 for number in range(3)
-    ]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    settings = TrainerSettings(vocab_size=300, model_type="bpe", sample_bytes=100_000)
-    report, _ = train_tokenizer(find_inputs([path]).files, tmp_path / "few", settings, RecordKeys())
+    words = "the quick brown fox jumps over a lazy dog "
+    path = write_texts(tmp_path / "few.jsonl", [f"{number} " + words * 200 for number in range(3)])
+    settings = {"vocab_size": 300, "model_type": "bpe", "sample_bytes": 100_000}
+    report, _ = trained(path, tmp_path / "few", **settings)
     assert report["held_out_documents"] == 1
 
 
@@ -127,11 +122,8 @@ def test_of_few_documents_one_is_held_out(tmp_path: Path) -> None:
 def test_impossible_sizes(
     workshop: Workshop, tmp_path: Path, vocab_size: int, message: str
 ) -> None:
-    settings = TrainerSettings(vocab_size=vocab_size, sample_bytes=50_000)
     with pytest.raises(DataError, match=rf"--vocab-size {vocab_size}\b.*{message}"):
-        train_tokenizer(
-            find_inputs([workshop.corpus]).files, tmp_path / "t", settings, RecordKeys()
-        )
+        trained(workshop.corpus, tmp_path / "t", vocab_size=vocab_size, sample_bytes=50_000)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,18 +137,16 @@ def test_a_text_of_more_characters_than_the_vocabulary_has_the_rest_in_bytes(
     weights = [8] * 600 + [1] * 600
     words = ["".join(draw.choices(characters, weights, k=3)) for _ in range(1500)]
     documents = ["".join(draw.choices(words, k=300)) for _ in range(40)]
-    path = tmp_path / "text.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    settings = TrainerSettings(vocab_size=1024, model_type=model_type)
-    files = find_inputs([path]).files
-    report, _ = train_tokenizer(files, tmp_path / "t", settings, RecordKeys())
+    path = write_texts(tmp_path / "text.jsonl", documents)
+    settings = {"vocab_size": 1024, "model_type": model_type}
+    report, _ = trained(path, tmp_path / "t", **settings)
     assert report["vocab_size"] == 1024 and report["round_trip_failures"] == 0
     assert 0.5 < report["character_coverage"] < 0.9
     processor = load_tokenizer(tmp_path / "t.model")
     tokens = {processor.id_to_piece(number) for number in range(1024)}
     assert sum(character in tokens for character in characters) == (1024 - 259) // 2
     assert processor.decode(processor.encode("".join(characters))) == "".join(characters)
-    assert not train_tokenizer(files, tmp_path / "t", settings, RecordKeys())[1]
+    assert not trained(path, tmp_path / "t", **settings)[1]
 
 
 def test_models_that_are_none(tmp_path: Path) -> None:
@@ -171,10 +161,8 @@ def test_models_that_are_none(tmp_path: Path) -> None:
 def test_the_sample_is_spread_over_files_and_sources_and_not_their_beginnings(
     workshop: Workshop, tmp_path: Path
 ) -> None:
-    settings = TrainerSettings(vocab_size=400, sample_bytes=300_000)
-    report, _ = train_tokenizer(
-        find_inputs([workshop.corpus]).files, tmp_path / "a", settings, RecordKeys()
-    )
+    settings = {"vocab_size": 400, "sample_bytes": 300_000}
+    report, _ = trained(workshop.corpus, tmp_path / "a", **settings)
     sizes: dict[str, int] = {}
     for document in all_documents(workshop.corpus):
         sizes[document.source] = sizes.get(document.source, 0) + len(document.text.encode())
@@ -189,26 +177,23 @@ def test_the_sample_is_spread_over_files_and_sources_and_not_their_beginnings(
         for d in all_documents(workshop.corpus)
     ]
     (tmp_path / "one.jsonl").write_text("\n".join(reversed(lines)))
-    train_tokenizer(
-        find_inputs([tmp_path / "one.jsonl"]).files, tmp_path / "b", settings, RecordKeys()
-    )
+    trained(tmp_path / "one.jsonl", tmp_path / "b", **settings)
     assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
 
 
 def test_of_a_large_corpus_only_a_part_is_read(
     workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = find_inputs([workshop.corpus]).files
-    settings = TrainerSettings(vocab_size=400, sample_bytes=30_000)
-    report, _ = train_tokenizer(files, tmp_path / "all", settings, RecordKeys())
-    assert len(report["inputs"]) == len(files) > 2, "all of so few files"
+    count = len(find_inputs([workshop.corpus]).files)
+    settings = {"vocab_size": 400, "sample_bytes": 30_000}
+    report, _ = trained(workshop.corpus, tmp_path / "all", **settings)
+    assert len(report["inputs"]) == count > 2, "all of so few files"
     assert len(report["training_bytes_by_source"]) == 3
     monkeypatch.setattr(train, "_LEAST_FILES", 1)
-    report, _ = train_tokenizer(files, tmp_path / "a", settings, RecordKeys())
-    assert 0 < len(report["inputs"]) < len(files)
-    other = dataclasses.replace(settings, seed=7)
+    report, _ = trained(workshop.corpus, tmp_path / "a", **settings)
+    assert 0 < len(report["inputs"]) < count
     names = [entry["name"] for entry in report["inputs"]]
-    again, _ = train_tokenizer(files, tmp_path / "b", other, RecordKeys())
+    again, _ = trained(workshop.corpus, tmp_path / "b", seed=7, **settings)
     assert [entry["name"] for entry in again["inputs"]] != names
 
 
@@ -216,26 +201,23 @@ def test_of_large_files_the_beginnings_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of each file is damaged, which only a reader of all of it would notice."""
+    (tmp_path / "in").mkdir()
     for name in ("books", "code"):
         texts = [f"{name} {number} of some words" for number in range(2000)]
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-        (tmp_path / f"{name}.jsonl").write_text(lines + "{bad\n")
-    files = find_inputs([tmp_path]).files
-    settings = TrainerSettings(vocab_size=300, sample_bytes=10_000)
-    report, _ = train_tokenizer(files, tmp_path / "whole", settings, RecordKeys())
+        with write_texts(tmp_path / "in" / f"{name}.jsonl", texts).open("a") as file:
+            file.write("{bad\n")
+    settings = {"vocab_size": 300, "sample_bytes": 10_000}
+    report, _ = trained(tmp_path / "in", tmp_path / "whole", **settings)
     assert report["left_out"].startswith("2 bad_json")
     monkeypatch.setattr(train, "_MOST_BYTES", 50_000)
-    report, _ = train_tokenizer(files, tmp_path / "parts", settings, RecordKeys())
+    report, _ = trained(tmp_path / "in", tmp_path / "parts", **settings)
     assert report["left_out"] == "" and len(report["inputs"]) == 2
 
 
 def test_sources_can_be_left_out(workshop: Workshop, tmp_path: Path) -> None:
-    settings = TrainerSettings(
-        vocab_size=400, sample_bytes=100_000, exclude_sources=("StdlibComments",)
-    )
-    report, _ = train_tokenizer(
-        find_inputs([workshop.corpus]).files, tmp_path / "a", settings, RecordKeys()
-    )
+    settings = {"vocab_size": 400, "sample_bytes": 100_000}
+    less = {"exclude_sources": ("StdlibComments",)}
+    report, _ = trained(workshop.corpus, tmp_path / "a", **settings, **less)
     assert list(report["training_bytes_by_source"]) == ["PydocTopics", "StdlibDocstrings"]
 
 

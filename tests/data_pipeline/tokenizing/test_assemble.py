@@ -105,31 +105,25 @@ def test_damaged_ids_of_a_unit_do_not_become_a_shard(
     assert contents(out) == contents(whole)
 
 
-@pytest.fixture
-def finished(workshop: Workshop, tmp_path: Path) -> Path:
-    """A finished directory to damage."""
-    return Path(shutil.copytree(workshop.shards, tmp_path / "out"))
-
-
 @pytest.mark.parametrize("ending", ["bin", "idx"])
 def test_a_finished_directory_with_damage_is_named_with_the_remedy(
-    workshop: Workshop, finished: Path, ending: str
+    workshop: Workshop, shards: Path, ending: str
 ) -> None:
     """tests/fuzz/test_shard_files.py has any damage."""
-    path = finished / f"{read_manifest(finished).shards[1].name}.{ending}"
+    path = shards / f"{read_manifest(shards).shards[1].name}.{ending}"
     path.write_bytes(path.read_bytes()[:-1])
-    sentence = run(*workshop.command(finished)).sentence()
-    assert str(path) in sentence and f"`python -m data_pipeline verify {finished}`" in sentence
-    told = run("verify", finished).sentence()
+    sentence = run(*workshop.command(shards)).sentence()
+    assert str(path) in sentence and f"`python -m data_pipeline verify {shards}`" in sentence
+    told = run("verify", shards).sentence()
     assert str(path) in told
-    assert f"or delete {finished} and run the same tokenize command again" in told
+    assert f"or delete {shards} and run the same tokenize command again" in told
 
 
 @pytest.mark.parametrize("name", ["plan.json", "location.json", "manifest.json"])
 def test_a_flipped_bit_in_what_describes_the_shards_is_found(
-    workshop: Workshop, finished: Path, name: str
+    workshop: Workshop, shards: Path, name: str
 ) -> None:
-    out = finished
+    out = shards
     content = bytearray((out / name).read_bytes())
     command = workshop.command(out)
     content[len(content) // 3] ^= 1
@@ -176,25 +170,25 @@ def test_a_flipped_bit_in_a_units_record_or_rejects_is_found(
 
 
 def test_what_a_run_leaves_that_ends_after_its_manifest_is_removed(
-    workshop: Workshop, finished: Path
+    workshop: Workshop, shards: Path
 ) -> None:
-    (finished / "units").mkdir()
-    (finished / "units" / "small_00000.json").write_text("{}")
-    (finished / "small-train-PydocTopics_00000.bin.host-1.tmp").write_bytes(b"x")
-    assert "already up to date" in run(*workshop.command(finished)).out
-    assert contents(finished) == contents(workshop.shards)
+    (shards / "units").mkdir()
+    (shards / "units" / "small_00000.json").write_text("{}")
+    (shards / "small-train-PydocTopics_00000.bin.host-1.tmp").write_bytes(b"x")
+    assert "already up to date" in run(*workshop.command(shards)).out
+    assert contents(shards) == contents(workshop.shards)
 
 
 def test_a_directory_of_an_older_version_is_refused_with_the_remedy(
-    workshop: Workshop, finished: Path
+    workshop: Workshop, shards: Path
 ) -> None:
     """Format 2 had one shard for every unit, split and source, and no checksums."""
-    (finished / "manifest.json").write_bytes(to_json({"format_version": 2}))
+    (shards / "manifest.json").write_bytes(to_json({"format_version": 2}))
     remedy = "tokenise again into a new directory"
-    sentence = run("verify", finished).sentence()
+    sentence = run("verify", shards).sentence()
     assert "manifest.json has format version 2, this program reads 3" in sentence
     assert remedy in sentence
-    (finished / "plan.json").write_bytes(to_json({"format_version": 2}))
-    sentence = run(*workshop.command(finished)).sentence()
+    (shards / "plan.json").write_bytes(to_json({"format_version": 2}))
+    sentence = run(*workshop.command(shards)).sentence()
     assert "plan.json is of another version of this program" in sentence and remedy in sentence
-    assert run("merge-manifests", finished).sentence() == sentence
+    assert run("merge-manifests", shards).sentence() == sentence

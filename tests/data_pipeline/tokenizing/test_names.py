@@ -65,20 +65,29 @@ def test_many_sources_keep_no_descriptors(workshop: Workshop, tmp_path: Path) ->
     assert not descriptor_count or len(os.listdir("/proc/self/fd")) <= descriptor_count + 5
 
 
-def test_a_name_of_a_source_that_there_is_not_is_said(workshop: Workshop, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "wrong", "right", "said"),
+    [
+        (
+            "--exclude-source",
+            "Boks",
+            "Books",
+            "--exclude-source 'Boks': no document is of that source; there are Books, Web",
+        ),
+        (
+            "--source-key",
+            "meta.set",
+            "meta.redpajama_set_name",
+            "--source-key 'meta.set': no record names its source there, so all are of default",
+        ),
+    ],
+)
+def test_a_name_of_a_source_or_of_its_key_that_there_is_not_is_said(
+    workshop: Workshop, tmp_path: Path, option: str, wrong: str, right: str, said: str
+) -> None:
     path = write(tmp_path / "in.jsonl", ["Books", "Web"])
-    said = "--exclude-source 'Boks': no document is of that source; there are Books, Web"
-    for name, expected in (("Boks", True), ("Books", False)):
-        command = workshop.command(tmp_path / name, "--exclude-source", name, corpus=path)
-        done = run(*command)
-        assert done.code == 0 and (said in done.out) == expected
-
-
-def test_a_source_key_that_no_record_has_is_said(workshop: Workshop, tmp_path: Path) -> None:
-    path = write(tmp_path / "in.jsonl", ["Books"])
-    said = "--source-key 'meta.set': no record names its source there, so all are of default"
-    for key, expected in (("meta.set", True), ("meta.redpajama_set_name", False)):
-        done = run(*workshop.command(tmp_path / key, "--source-key", key, corpus=path))
+    for name, expected in ((wrong, True), (right, False)):
+        done = run(*workshop.command(tmp_path / name, option, name, corpus=path))
         assert done.code == 0 and (said in done.out) == expected
 
 

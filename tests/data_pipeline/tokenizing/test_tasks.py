@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import to_checked_json
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.tokenizing.plan import Task
 from data_pipeline.tokenizing.run import finish
 from data_pipeline.tokenizing.verbs import which_task
-from tests.data_pipeline.helpers import Workshop, all_documents, contents, run
+from tests.data_pipeline.helpers import Workshop, all_documents, change_checked, contents, run
 from tests.data_pipeline.tokenizing.test_tokenize import texts_of
 
 
@@ -47,10 +45,7 @@ def test_tasks_and_merging_give_the_bytes_of_one_machine(
 def test_records_of_another_run_are_not_merged(workshop: Workshop, tmp_path: Path) -> None:
     workshop.make_tasks(tmp_path, 2)
     record = tmp_path / "units" / "small_00002.json"
-    value = json.loads(record.read_bytes())
-    value.pop("checksum")
-    value["tokenizer"] = "0" * 64
-    record.write_bytes(to_checked_json(value))
+    change_checked(record, lambda value: value.update(tokenizer="0" * 64))
     with pytest.raises(DataError, match=r"small_00002\.json belongs to another run"):
         finish(tmp_path)
 
@@ -99,10 +94,7 @@ def test_options_of_earlier_versions_are_refused(
 ) -> None:
     """A directory that was begun with one is not continued as if it had not been."""
     workshop.make_tasks(tmp_path, 2)
-    plan = json.loads((tmp_path / "plan.json").read_bytes())
-    plan.pop("checksum")
-    plan["options"][option] = value
-    (tmp_path / "plan.json").write_bytes(to_checked_json(plan))
+    change_checked(tmp_path / "plan.json", lambda plan: plan["options"].update({option: value}))
     with pytest.raises(DataError, match=f"was begun with {option} {value}, not "):
         workshop.tokenize(tmp_path)
     with pytest.raises(DataError, match=f"{option} {value} is of an earlier version"):

@@ -19,12 +19,6 @@ from data_pipeline.tokenizing.source_check import compare_with_source
 from tests.data_pipeline.helpers import Workshop, run
 
 
-@pytest.fixture
-def shards(workshop: Workshop, tmp_path: Path) -> Path:
-    """A copy to falsify."""
-    return Path(shutil.copytree(workshop.shards, tmp_path / "shards"))
-
-
 def falsify(directory: Path, at: int = 0) -> Manifest:
     """Swap two words of a shard's first document, and make every hash agree with that."""
     manifest = read_manifest(directory)

@@ -93,7 +93,13 @@ def test_a_label_of_several_words_is_called_by_the_name_of_its_grid(tmp_path: Pa
 
 
 def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_path: Path) -> None:
-    """Keys that are not in this version's config are labelled like any other."""
+    """Keys that are not in this version's config are labelled like any other.
+
+    The adapters that a variant has of itself are not told.
+    """
+    monarch = "monarch_shared_conv"
+    default_adapters = list(VARIANTS[monarch].adapters)
+    more_adapters = [*default_adapters, "low_rank"]
     runs: dict[str, tuple[str, dict[str, Any]]] = {
         "vanilla": ("vanilla", {}),
         "orthogonal+low_rank": ("orthogonal", {"adapters": ["low_rank"], "low_rank": 8}),
@@ -108,6 +114,9 @@ def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_pat
             {"frozen_heads": {"0-1": 1.0, "2-3": 0.5}},
         ),
         "gaussian frozen_heads={0-1: 0.25}": ("gaussian", {"frozen_heads": {"0-1": 0.25}}),
+        monarch: (monarch, {"adapters": default_adapters}),
+        f"{monarch}+none": (monarch, {"adapters": []}),
+        "+".join((monarch, *more_adapters)): (monarch, {"adapters": more_adapters}),
     }
     paths = [
         with_attention(tmp_path, str(number), variant, **settings)
@@ -115,16 +124,6 @@ def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_pat
     ]
     assert names(paths) == list(runs)
     assert names([paths[0], paths[2]])[1] == "orthogonal+query_key_bias+low_rank"
-
-
-def test_a_label_is_without_the_adapters_that_a_variant_has_of_itself(tmp_path: Path) -> None:
-    variant = "monarch_shared_conv"
-    default_adapters = list(VARIANTS[variant].adapters)
-    paths = [write_run(tmp_path, "vanilla")]
-    for number, adapters in enumerate((default_adapters, [], [*default_adapters, "low_rank"])):
-        paths.append(with_attention(tmp_path, str(number), variant, adapters=adapters))
-    more = "+".join((variant, *default_adapters, "low_rank"))
-    assert names(paths) == ["vanilla", variant, f"{variant}+none", more]
 
 
 def test_a_combination_that_has_a_name_is_called_by_it(tmp_path: Path) -> None:

@@ -23,10 +23,7 @@ from tests.ranks import ROOT
 
 BASE = [3.312, 3.298, 3.305, 3.321, 3.300]
 OTHER = [3.401, 3.377, 3.390, 3.396, 3.372]
-LOSSES = {
-    "trained": dict(enumerate(BASE, start=1)),
-    "frozen": dict(enumerate(OTHER, start=1)),
-}
+LOSSES = {"trained": dict(enumerate(BASE, start=1)), "frozen": dict(enumerate(OTHER, start=1))}
 TABLE = "name,seed,loss\n" + "".join(
     f"{name},{seed},{loss}\n" for name, by_seed in LOSSES.items() for seed, loss in by_seed.items()
 )

@@ -14,21 +14,8 @@ import yaml
 
 from tests.tiny_exports import export_facts
 
-WORDS = [
-    "red",
-    "green",
-    "blue",
-    "one",
-    "two",
-    "three",
-    "cat",
-    "dog",
-    "is",
-    "the",
-    "a",
-    "sees",
-    "not",
-]
+WORDS = ["red", "green", "blue", "one", "two", "three"]
+WORDS += ["cat", "dog", "is", "the", "a", "sees", "not"]
 
 
 @contextmanager
@@ -41,22 +28,30 @@ def own_cache(directory: Path) -> Iterator[None]:
         yield
 
 
+def tokenizer_of(words: list[str], split: Any) -> Any:
+    """A tokenizer whose pieces are these words, cut out of a text by `split`."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = split
+    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "</s>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **marks)
+
+
 def write_model(path: Path, variant: str | None, seed: int) -> Path:
     """A Starcoder2 of one layer with random weights; with a `variant` it has an export.json.
 
     Its tokenizer knows WORDS with a space before each, so every text of these is one token a word.
     """
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Starcoder2Config, Starcoder2ForCausalLM
+    from tokenizers import pre_tokenizers
+    from transformers import Starcoder2Config, Starcoder2ForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    vocabulary = {"</s>": 0, "<unk>": 1} | {f"▁{word}": 2 + i for i, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "</s>")
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **marks)
-    fast.save_pretrained(path)
+    vocabulary = ["</s>", "<unk>", *(f"▁{word}" for word in WORDS)]
+    tokenizer_of(vocabulary, pre_tokenizers.Metaspace()).save_pretrained(path)
     torch.manual_seed(1000 * len(variant or "") + seed)
     config = Starcoder2Config(
         vocab_size=len(vocabulary),
@@ -80,24 +75,21 @@ def write_model(path: Path, variant: str | None, seed: int) -> Path:
 
 def write_translator(path: Path, steps: int) -> Path:
     """A GPT2 of two layers, trained on the sentences of toy_translation, one token a word."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+    from tokenizers import pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel
 
     from laboratory.evaluation.toy_tasks.toy_translation import pairs
 
     lines = [f"{pair['source']} = {pair['target']} ." for pair in pairs(held_out=False)]
     words = ["</s>", "<unk>", *dict.fromkeys(word for line in lines for word in line.split())]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "</s>")
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **marks)
-    fast.save_pretrained(path)
+    tokenizer = tokenizer_of(words, pre_tokenizers.WhitespaceSplit())
+    tokenizer.save_pretrained(path)
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=len(words), n_embd=64, n_layer=2, n_head=2, n_positions=64, resid_pdrop=0.0
     )
     model = GPT2LMHeadModel(config)
-    ids = torch.tensor(fast(lines)["input_ids"])
+    ids = torch.tensor(tokenizer(lines)["input_ids"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
         batch = ids[torch.randint(len(ids), (64,))]

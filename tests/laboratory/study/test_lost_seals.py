@@ -143,8 +143,7 @@ def test_runs_that_are_not_compared_name_seals_too(tiny_shards: Path, tmp_path: 
     other = tmp_path / "runs/other"
     shutil.copytree(paths[0], other)
     edit_json(
-        other / "environment.json",
-        lambda facts: facts["segments"][0].update(seals=["f" * 64]),
+        other / "environment.json", lambda facts: facts["segments"][0].update(seals=["f" * 64])
     )
     assert UNSEALED in said(paths) and "(ffffffffffff)" in said(paths)
 
@@ -230,13 +229,11 @@ def test_the_content_of_the_deepspeed_file_is_sealed(tiny_shards: Path, tmp_path
     (digest,) = {contents["deepspeed.config"] for contents in seal.sealed.contents.values()}
     for path in paths:
         edit_json(
-            path / "environment.json",
-            lambda facts: facts.update(deepspeed_config_sha256=digest),
+            path / "environment.json", lambda facts: facts.update(deepspeed_config_sha256=digest)
         )
     assert HIT in said(paths)
     edit_json(
-        paths[0] / "environment.json",
-        lambda facts: facts.update(deepspeed_config_sha256="0" * 64),
+        paths[0] / "environment.json", lambda facts: facts.update(deepspeed_config_sha256="0" * 64)
     )
     assert UNSEALED in said(paths)
     assert f"the content of deepspeed.config is {'0' * 64} in {paths[0].name}" in said(paths)

@@ -16,7 +16,7 @@ from laboratory.compare.compare_runs import compare_runs
 from laboratory.runs.finished import FinishedRun
 from laboratory.study.gaps import p_value
 from laboratory.study.hypothesis import Hypothesis
-from laboratory.study.sealed import Sealed
+from laboratory.study.seal import Seal
 from laboratory.study.sequential import decide
 from laboratory.study.verdict import SEQUENTIAL, fixed_rule, gap_at_end, verdicts
 from laboratory.sweep.grid import read_grid
@@ -24,15 +24,7 @@ from pretrain.config.sources import dump_yaml
 from pretrain.errors import UserError
 from pretrain.runs.environment import git_commit
 from tests.fabricated_runs import write_planned_run
-from tests.fabricated_seals import (
-    Campaign,
-    finish,
-    made_run,
-    made_seal,
-    planned,
-    runs_of,
-    sealed,
-)
+from tests.fabricated_seals import Campaign, finish, made_run, made_seal, planned, runs_of, sealed
 from tests.tiny import tiny_grid
 
 
@@ -159,8 +151,9 @@ def fabricated(differences: Sequence[float], trial: bool = False) -> Campaign:
     return Campaign(seal, {"old": old, "new": new})
 
 
-def with_(content: Sealed, **values: Any) -> Sealed:
-    return content.model_copy(update=values)
+def with_(seal: Seal, **values: Any) -> Seal:
+    """The seal with other values in what it states."""
+    return replace(seal, sealed=seal.sealed.model_copy(update=values))
 
 
 CLEAR = (0.1, 0.11, 0.12, 0.105, 0.115)
@@ -185,8 +178,7 @@ def test_another_measure_than_the_sealed_one_is_called_unsealed() -> None:
     measure = campaign.seal.sealed.measure
     assert measure
     at_flops = measure.model_copy(update={"match": "flops", "subjects": ["tokens"]})
-    content = with_(campaign.seal.sealed, measure=at_flops)
-    campaign = replace(campaign, seal=replace(campaign.seal, sealed=content))
+    campaign = replace(campaign, seal=with_(campaign.seal, measure=at_flops))
     assert "': HIT." in said(campaign, "flops", ["tokens"])
     assert unsealed in said(campaign, "flops") and unsealed in said(campaign, "flops", ["luck"])
 
@@ -230,8 +222,7 @@ def test_a_seal_at_equal_flops_is_judged_by_the_losses_there(
 )
 def test_what_is_not_as_sealed_unseals_the_verdict(values: dict[str, Any], told: str) -> None:
     campaign = fabricated(CLEAR)
-    seal = replace(campaign.seal, sealed=with_(campaign.seal.sealed, **values))
-    sentence = said(replace(campaign, seal=seal))
+    sentence = said(replace(campaign, seal=with_(campaign.seal, **values)))
     assert told in sentence and "unsealed because of what has changed: HIT." in sentence
 
 
@@ -304,26 +295,23 @@ def test_a_seal_without_its_hash_is_none_and_a_rule_of_another_version_judges_no
     campaign = fabricated(CLEAR)
     sentence = said(replace(campaign, seal=replace(campaign.seal, intact=False)))
     assert "no longer has its own hash" in sentence and ", unsealed because" in sentence
-    same = with_(campaign.seal.sealed, sealed="2099-01-01T00:00:00+0000")  # as the runs began
-    assert "began before" not in said(replace(campaign, seal=replace(campaign.seal, sealed=same)))
+    same = with_(campaign.seal, sealed="2099-01-01T00:00:00+0000")  # as the runs began
+    assert "began before" not in said(replace(campaign, seal=same))
     measure = campaign.seal.sealed.measure
     assert measure is not None
     rule = measure.model_copy(update={"rule": {**measure.rule, "level": 0.2}})
-    seal = replace(campaign.seal, sealed=with_(campaign.seal.sealed, measure=rule))
-    assert "': not judged, this version does not know the sealed rule." in said(
-        replace(campaign, seal=seal)
-    )
+    sentence = said(replace(campaign, seal=with_(campaign.seal, measure=rule)))
+    assert "': not judged, this version does not know the sealed rule." in sentence
 
 
 def test_a_hit_is_a_difference_of_more_than_the_margin() -> None:
     """Of 1.5 %, give or take: more than 1 %, less than 2 %, and not shown to be either of 1.5."""
     campaign = fabricated((0.0145, 0.0155, 0.015, 0.0147, 0.0153))
-    content = campaign.seal.sealed
     margins = ((0.0, "HIT"), (1.0, "HIT"), (1.5, "not decided by these runs"), (2.0, "MISS"))
     for margin, word in margins:
         claims = [Hypothesis("new", "worse", margin, "old")]
-        seal = replace(campaign.seal, sealed=with_(content, hypotheses=claims))
-        assert f"Hypothesis '{claims[0]}': {word}." in said(replace(campaign, seal=seal)), margin
+        sentence = said(replace(campaign, seal=with_(campaign.seal, hypotheses=claims)))
+        assert f"Hypothesis '{claims[0]}': {word}." in sentence, margin
 
 
 def test_strangers_have_the_name_or_the_settings_of_a_sealed_design() -> None:
@@ -362,7 +350,7 @@ def test_the_correction_is_over_the_hypotheses_of_the_seal_whatever_is_compared(
     edge = claims[0].edges[1]
     new = [4.0 + edge + gap for gap in (0.001, 0.012, 0.004, 0.02, 0.013)]
     campaign = Campaign(seal, {"old": old, **dict.fromkeys(designs, new)})
-    alone = replace(seal, sealed=with_(seal.sealed, hypotheses=claims[:1]))
+    alone = with_(seal, hypotheses=claims[:1])
     asked = ("tokens", [])
     first = campaign.runs(range(1, 6), designs[:1])
     every = campaign.runs(range(1, 6), designs)
@@ -371,7 +359,7 @@ def test_the_correction_is_over_the_hypotheses_of_the_seal_whatever_is_compared(
     assert "': HIT" not in verdicts(seal, every, gap_at_end, asked)
     # Nor one by one.
     others = [
-        replace(seal, path=seal.path.with_name(name), sealed=with_(seal.sealed, hypotheses=[claim]))
+        with_(replace(seal, path=seal.path.with_name(name)), hypotheses=[claim])
         for name, claim in zip(designs[1:], claims[1:], strict=True)
     ]
     for together, word in (((), "': HIT"), (others, "': not decided")):

@@ -258,10 +258,7 @@ def test_names_are_safe_and_do_not_collide(values: list[Any]) -> None:
         ({"grid": {"variant": ["vanilla"]}}, "'variant' in `grid` is not of the form section.key"),
         ({"grid": {"run.name": ["a"]}}, "'run.name' in `grid`: the sweep names its runs"),
         ({"set": {"run.directory": "x"}}, "'run.directory' in `set`: give `directory` instead"),
-        (
-            {"grid": {"run.seed": [1]}, "seeds": [2]},
-            "'run.seed' is given in `grid` and in `seeds`",
-        ),
+        ({"grid": {"run.seed": [1]}, "seeds": [2]}, "'run.seed' is given in `grid` and in `seeds`"),
         (
             {"set": {"model.num_layers": 2}, "grid": {"model.num_layers": [3]}},
             "'model.num_layers' is given in `set` and in `grid`",
@@ -371,10 +368,7 @@ def test_values_survive_the_command_line() -> None:
         assert parse_overrides([override_text("a.b", value)]) == [("a.b", value)]
 
 
-FEW_SEEDS = {
-    "documentation_modern_rates_muon",
-    "documentation_widths",
-}
+FEW_SEEDS = {"documentation_modern_rates_muon", "documentation_widths"}
 """Grids that search something and claim nothing, as those of rates do."""
 ADDED = {
     "documentation_modern_adapters",

@@ -14,9 +14,18 @@ from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.attention.synthesizer import SynthesizerCoreAttention
 from megatron_patches.engine.documents import Documents
 from tests.megatron_patches.attention.test_projections import dense, trained
-from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, LAYERS, SEQ, build
+from tests.megatron_patches.models import HEAD_DIM, HEADS, LAYERS, SEQ, build
 
 BATCH = 2
+
+
+def assert_effective(attention: Any) -> None:
+    """The effective matrices `[heads, head_dim, hidden]` are the rows of the layer."""
+    effective = head_weights(attention)
+    assert effective is not None
+    query, key = dense(attention.linear_qkv, trained(attention.linear_qkv))
+    torch.testing.assert_close(effective.query, query.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(effective.key, key.detach(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -32,16 +41,7 @@ def test_effective_matrices_are_the_rows_of_the_layer(
     one_rank: dist.ProcessGroup, variant: str, groups: int, axes: dict[str, Any]
 ) -> None:
     attention = build(variant, groups, torch.float64, **axes).decoder.layers[1].self_attention
-    effective = head_weights(attention)
-    assert effective is not None
-    query, key = dense(attention.linear_qkv, trained(attention.linear_qkv))
-    torch.testing.assert_close(effective.query, query.detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(effective.key, key.detach(), rtol=1e-12, atol=1e-12)
-    assert effective.query.shape == (HEADS, HEAD_DIM, HIDDEN) and effective.key.shape == (
-        groups,
-        HEAD_DIM,
-        HIDDEN,
-    )
+    assert_effective(attention)
 
 
 def test_biases_and_the_documents_of_an_earlier_text_are_no_part_of_them(
@@ -56,11 +56,7 @@ def test_biases_and_the_documents_of_an_earlier_text_are_no_part_of_them(
                 parameter.normal_()
     documents = Documents(torch.tensor([[0] * 4 + [4] * (SEQ - 4)]))
     attention.linear_qkv.look_back_within(documents.with_boundaries())
-    effective = head_weights(attention)
-    assert effective is not None
-    query, key = dense(attention.linear_qkv, trained(attention.linear_qkv))
-    torch.testing.assert_close(effective.query, query.detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(effective.key, key.detach(), rtol=1e-12, atol=1e-12)
+    assert_effective(attention)
 
 
 def test_scores_without_such_matrices_have_none(one_rank: dist.ProcessGroup) -> None:

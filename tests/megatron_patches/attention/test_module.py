@@ -219,17 +219,6 @@ def test_a_training_under_autocast(variant: str) -> None:
     assert hidden.grad is not None and module.v_proj.weight.grad is not None
 
 
-def test_a_token_does_not_see_later_ones() -> None:
-    module = plain("orthogonal", 4, rotary_base=BASE)
-    hidden = torch.randn(1, SEQ, HIDDEN)
-    changed = hidden.clone()
-    changed[:, -1] += 1
-    output = module(hidden)
-    changed_output = module(changed)
-    torch.testing.assert_close(changed_output[:, :-1], output[:, :-1])
-    assert not torch.allclose(changed_output[:, -1], output[:, -1])
-
-
 @pytest.mark.parametrize("variant", sorted({*VARIANTS} - {*KNOWN}))
 def test_a_design_that_it_cannot_be_is_refused(variant: str) -> None:
     with pytest.raises(MethodError, match=f"variant '{variant}' is about more than one layer"):

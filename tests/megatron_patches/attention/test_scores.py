@@ -31,22 +31,6 @@ def formula(
     return torch.einsum("bhst,tbhd->sbhd", probabilities, value).flatten(2)
 
 
-@pytest.mark.parametrize("groups", [4, 2, 1])
-@pytest.mark.parametrize("masked", [False, True])
-def test_context_is_the_formulas(one_rank: dist.ProcessGroup, groups: int, masked: bool) -> None:
-    generator = torch.Generator().manual_seed(2)
-    query, key, value = (
-        torch.randn(SEQ, BATCH, heads, HEAD_DIM, generator=generator, dtype=torch.float64)
-        for heads in (HEADS, groups, groups)
-    )
-    future = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1).expand(BATCH, 1, SEQ, SEQ)
-    hidden = future.clone()
-    if masked:
-        hidden[1, :, 4:, :4] = True  # a new document begins at position 4 of the second sample
-    ours = core()(query, key, value, hidden if masked else None)
-    torch.testing.assert_close(ours, formula(query, key, value, hidden), rtol=1e-12, atol=1e-12)
-
-
 def heads(groups: int) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(2)
     sizes = (HEADS, groups, groups)
@@ -56,16 +40,17 @@ def heads(groups: int) -> tuple[torch.Tensor, ...]:
     )
 
 
-@pytest.mark.parametrize("groups", [4, 2])
-def test_documents_without_a_mask_are_those_with_one(
-    one_rank: dist.ProcessGroup, groups: int
-) -> None:
-    starts = torch.tensor([[0] * SEQ, [0] * 3 + [3] + [4] * (SEQ - 4)])
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("form", ["causal", "mask", "documents"])
+def test_context_is_the_formulas(one_rank: dist.ProcessGroup, groups: int, form: str) -> None:
+    starts = torch.zeros(BATCH, SEQ, dtype=torch.int64)
+    if form != "causal":  # documents of one token and of several in the second sample
+        starts[1, 3:], starts[1, 4:] = 3, 4
     documents = Documents(starts).with_boundaries()
-    ours = core()(*heads(groups), documents)
-    torch.testing.assert_close(
-        ours, formula(*heads(groups), documents.mask()), rtol=1e-12, atol=1e-12
-    )
+    hidden = documents.mask()
+    ours = core()(*heads(groups), {"causal": None, "mask": hidden, "documents": documents}[form])
+    expected = formula(*heads(groups), hidden)
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_dropped_probabilities_are_drawn_in_training_only(one_rank: dist.ProcessGroup) -> None:

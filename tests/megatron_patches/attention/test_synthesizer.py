@@ -48,18 +48,6 @@ def test_probabilities_sum_to_one_over_the_past_of_any_length(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("groups", [4, 2])
-def test_context_is_the_mean_of_values_by_those_probabilities(
-    one_rank: dist.ProcessGroup, variant: str, groups: int
-) -> None:
-    attention = core(variant, groups)
-    value = torch.randn(SEQ, 3, groups, HEAD_DIM, dtype=torch.float64)
-    repeated = value.repeat_interleave(HEADS // groups, dim=2)
-    expected = torch.einsum("hst,tbhd->sbhd", attention.probabilities(SEQ), repeated).flatten(2)
-    torch.testing.assert_close(attention(value, None), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_scores_train_and_are_saved_or_are_frozen_and_regenerated(
     one_rank: dist.ProcessGroup, variant: str
 ) -> None:
@@ -76,22 +64,23 @@ def test_scores_train_and_are_saved_or_are_frozen_and_regenerated(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("groups", [4, 2])
-def test_a_layer_with_documents_is_its_formula(
+def test_a_layer_is_its_formula_with_documents_and_without(
     one_rank: dist.ProcessGroup, variant: str, groups: int
 ) -> None:
     layer = build(variant, groups, torch.float64).decoder.layers[0].self_attention
     hidden_states = torch.randn(SEQ, 2, HIDDEN, dtype=torch.float64)
-    hidden = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1).repeat(2, 1, 1, 1)
-    hidden[1, :, 4:, :4] = True
-    logits = layer.core_attention.logits(SEQ).masked_fill(hidden, -math.inf)
     value = (hidden_states @ layer.linear_v.weight.t()).unflatten(-1, (groups, HEAD_DIM))
     repeated = value.repeat_interleave(HEADS // groups, dim=2)
-    mixed = torch.einsum("bhst,tbhd->sbhd", logits.softmax(-1), repeated).flatten(2)
-    ours, bias = layer(hidden_states, hidden)
-    assert bias is None
-    torch.testing.assert_close(ours, mixed @ layer.linear_proj.weight.t(), rtol=1e-12, atol=1e-12)
-    causal, _ = layer(hidden_states, None)
-    torch.testing.assert_close(causal[:, 0], ours[:, 0], rtol=1e-12, atol=1e-12)
+    future = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1).repeat(2, 1, 1, 1)
+    documents = future.clone()
+    documents[1, :, 4:, :4] = True
+    for mask, hidden in ((None, future), (documents, documents)):
+        logits = layer.core_attention.logits(SEQ).masked_fill(hidden, -math.inf)
+        mixed = torch.einsum("bhst,tbhd->sbhd", logits.softmax(-1), repeated).flatten(2)
+        ours, bias = layer(hidden_states, mask)
+        assert bias is None
+        expected = mixed @ layer.linear_proj.weight.t()
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_every_sample_drops_probabilities_of_its_own(one_rank: dist.ProcessGroup) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
-from megatron_patches.bank.exact import FloatArray, orthonormality_error
+from megatron_patches.bank.exact import orthonormality_error
 from megatron_patches.bank.factors import Block, block_sizes, haar_blocks
 from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.monarch import Factors, add_input_grad, project
@@ -20,8 +19,10 @@ from megatron_patches.bank.orthonormal import (
     head_rows,
     rows_of_heads,
 )
-from megatron_patches.bank.shards import head_digests, layer_shard, rank_factors
+from megatron_patches.bank.shards import head_digests, rank_factors
 from megatron_patches.errors import MethodError
+from tests.megatron_patches.bank import recipes
+from tests.megatron_patches.bank.recipes import sha256, shard
 
 SHAPES = (
     (1024, 64, 16, 16),
@@ -34,22 +35,24 @@ SHAPES = (
 GOLDEN = "070d88e44ceb0715510ff1a929209d58c94dbbca1d4f474a1866aa1d239353c7"
 
 
-def recipe_of(
-    hidden_size: int, head_dim: int, heads: int, groups: int, construction: str = "monarch"
-) -> BankRecipe:
-    return BankRecipe(
-        1234,
-        hidden_size,
-        head_dim=head_dim,
-        num_attention_heads=heads,
-        num_query_groups=groups,
-        scope="layer",
-        construction=construction,
+def recipe_of(hidden_size: int, head_dim: int, heads: int, groups: int) -> BankRecipe:
+    axes = {"scope": "layer", "construction": "monarch"}
+    return recipes.recipe_of(hidden_size, head_dim, heads, groups=groups, **axes)
+
+
+def factors_of_rank(
+    recipe: BankRecipe, layer: int, dtype: torch.dtype, rank: int = 0, size: int = 1
+) -> Factors:
+    """Factors of a rank among `size` that has frozen heads alone, by default of the only one."""
+    groups = recipe.num_query_groups
+    split = split_heads(
+        recipe.num_attention_heads,
+        groups,
+        frozen_groups=range(groups),
+        rank=rank,
+        tensor_parallel_size=size,
     )
-
-
-def sha256(values: FloatArray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+    return rank_factors(recipe, layer, split.frozen, dtype)
 
 
 @pytest.mark.parametrize(
@@ -199,33 +202,19 @@ def test_factors_and_rows_are_the_same_for_any_tensor_parallel_size(
     recipe = recipe_of(*shape)
     _, head_dim, heads, groups = shape
     for role in ROLES:
-        whole = layer_shard(recipe, 1, role=role, rank=0, tensor_parallel_size=1, dtype=dtype)
+        whole = shard(recipe, 1, role, dtype)
         for size in (1, 2):
-            parts = [
-                layer_shard(recipe, 1, role=role, rank=rank, tensor_parallel_size=size, dtype=dtype)
-                for rank in range(size)
-            ]
+            parts = [shard(recipe, 1, role, dtype, rank=rank, size=size) for rank in range(size)]
             assert torch.equal(torch.cat(parts), whole)
             digests = [digest for part in parts for digest in head_digests(part, head_dim)]
             assert digests == head_digests(whole, head_dim)
     for size in (1, 2):
         rank_shares = [
-            rank_factors(
-                recipe,
-                1,
-                split_heads(
-                    heads, groups, frozen_groups=range(groups), rank=rank, tensor_parallel_size=size
-                ).frozen,
-                dtype,
-            )
-            for rank in range(size)
+            factors_of_rank(recipe, 1, dtype, rank=rank, size=size) for rank in range(size)
         ]
         count = heads * head_dim // size
-        rows = [factors.rows() for factors in rank_shares]
-        query = torch.cat([share_rows[:count] for share_rows in rows])
-        assert torch.equal(
-            query, layer_shard(recipe, 1, role="query", rank=0, tensor_parallel_size=1, dtype=dtype)
-        )
+        query = torch.cat([factors.rows()[:count] for factors in rank_shares])
+        assert torch.equal(query, shard(recipe, 1, "query", dtype))
         assert sum(part.numel() for factors in rank_shares for part in factors) == sum(
             block_sizes(shape[0], head_dim)
         ) * head_dim * (heads + groups)
@@ -234,15 +223,8 @@ def test_factors_and_rows_are_the_same_for_any_tensor_parallel_size(
 @pytest.mark.parametrize("shape", [(128, 32, 4, 2), (768, 64, 12, 4), (48, 12, 4, 4)])
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16))
 def test_products_are_those_of_the_dense_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    hidden_size, _, heads, groups = shape
-    factors = rank_factors(
-        recipe_of(*shape),
-        0,
-        split_heads(
-            heads, groups, frozen_groups=range(groups), rank=0, tensor_parallel_size=1
-        ).frozen,
-        dtype,
-    )
+    hidden_size = shape[0]
+    factors = factors_of_rank(recipe_of(*shape), 0, dtype)
     rows = Factors(*(factor.double() for factor in factors)).rows()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(10, 3, hidden_size, generator=generator, dtype=torch.float64).to(dtype)
@@ -266,12 +248,7 @@ def test_products_are_those_of_the_dense_rows(shape: tuple[int, ...], dtype: tor
 
 
 def test_a_compiler_gets_one_operator_that_computes_the_same_bits() -> None:
-    factors = rank_factors(
-        recipe_of(128, 32, 4, 2),
-        0,
-        split_heads(4, 2, frozen_groups=range(2), rank=0, tensor_parallel_size=1).frozen,
-        torch.float32,
-    )
+    factors = factors_of_rank(recipe_of(128, 32, 4, 2), 0, torch.float32)
     generator = torch.Generator().manual_seed(0)
     x, total = (torch.randn(10, 3, 128, generator=generator) for _ in range(2))
     grad = torch.randn(10, 3, 192, generator=generator)

@@ -1,6 +1,5 @@
 """The frozen rows: orthonormal, Haar, a function of (seed, layer, role, head) alone."""
 
-import hashlib
 from itertools import product
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_limits
 
-from megatron_patches.bank.exact import FloatArray, orthonormality_error
+from megatron_patches.bank.exact import orthonormality_error
 from megatron_patches.bank.orthonormal import (
     CONSTRUCTIONS,
     FACTORED,
@@ -19,6 +18,7 @@ from megatron_patches.bank.orthonormal import (
     rows_of_heads,
 )
 from megatron_patches.errors import MethodError
+from tests.megatron_patches.bank.recipes import recipe_of, sha256
 
 SHAPES = [(1, 1), (2, 1), (64, 64), (65, 33), (256, 256), (512, 1), (768, 64), (1024, 64)]
 # Of two heads of seed 1234. A change here means that every existing run would lose its frozen bank.
@@ -26,23 +26,6 @@ GOLDEN_HEAD = "501c476261f91cb5a6e8766b407c3ea2cab010f96cbd91e99ab88a03d1c19b70"
 GOLDEN_LAYER = "00e7534eba10578635554f354c5b8387755158dc9df02674fafe8e2a2af92771"
 GOLDEN_HADAMARD = "44b0c41c912229a422a8a3a546d1c42700fd63b0eb2da65026827abe0992e6ba"
 GOLDEN_DCT = "0f2695b9d2f9ab4fb914a4997b3fe6bf510aa33142fe770bc41faddcbc8e9a66"
-
-
-def recipe_of(
-    hidden_size: int, head_dim: int, heads: int = 1, seed: int = 1234, **axes: Any
-) -> BankRecipe:
-    return BankRecipe(
-        seed,
-        hidden_size,
-        head_dim=head_dim,
-        num_attention_heads=heads,
-        num_query_groups=heads,
-        **axes,
-    )
-
-
-def sha256(rows: FloatArray) -> str:
-    return hashlib.sha256(rows.tobytes()).hexdigest()
 
 
 # Those are in test_factors.py.
@@ -133,9 +116,7 @@ def test_layer_scope_is_orthonormal_across_heads(construction: str) -> None:
 
 
 def test_layer_scope_of_grouped_queries_makes_each_role_for_its_own_number_of_heads() -> None:
-    recipe = BankRecipe(
-        1234, 64, head_dim=8, num_attention_heads=8, num_query_groups=2, scope="layer"
-    )
+    recipe = recipe_of(64, 8, 8, groups=2, scope="layer")
     assert orthonormality_error(rows_of_heads(recipe, 0, "query", range(8))) <= 1e-12
     assert orthonormality_error(rows_of_heads(recipe, 0, "key", range(2))) <= 1e-12
 
@@ -143,10 +124,10 @@ def test_layer_scope_of_grouped_queries_makes_each_role_for_its_own_number_of_he
 def test_every_seed_layer_role_head_and_scope_has_its_own_rows() -> None:
     places = list(product((0, 1, 2**40), (0, 1), ROLES, (0, 1)))
     digests = {
-        sha256(head_rows(recipe_of(32, 4, 2, seed), n, role, head))
+        sha256(head_rows(recipe_of(32, 4, 2, seed=seed), n, role, head))
         for seed, n, role, head in places
     }
-    digests.add(sha256(head_rows(recipe_of(32, 4, 2, 0, scope="layer"), 0, "query", 0)))
+    digests.add(sha256(head_rows(recipe_of(32, 4, 2, seed=0, scope="layer"), 0, "query", 0)))
     assert len(digests) == len(places) + 1
 
 
@@ -205,15 +186,7 @@ def test_matched_gaussian_gives_queries_of_the_orthonormal_length() -> None:
 
 
 def test_recipe_survives_a_checkpoint() -> None:
-    recipe = BankRecipe(
-        5,
-        64,
-        head_dim=8,
-        num_attention_heads=8,
-        num_query_groups=2,
-        init="gaussian",
-        gaussian_std=0.02,
-    )
+    recipe = recipe_of(64, 8, 8, groups=2, seed=5, init="gaussian", gaussian_std=0.02)
     assert BankRecipe(**recipe.as_dict()) == recipe  # type: ignore[arg-type]
 
 
@@ -269,9 +242,4 @@ def test_impossible_places_name_what_is_wrong(
     layer: int, role: Any, head: int, message: str
 ) -> None:
     with pytest.raises(MethodError, match=message):
-        head_rows(
-            BankRecipe(1, 64, head_dim=8, num_attention_heads=4, num_query_groups=2),
-            layer,
-            role,
-            head,
-        )
+        head_rows(recipe_of(64, 8, 4, groups=2), layer, role, head)

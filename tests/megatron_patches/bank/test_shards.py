@@ -9,24 +9,19 @@ import torch
 from megatron_patches.bank.exact import FloatArray
 from megatron_patches.bank.head_split import heads_of_rank, split_heads
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role, head_rows
-from megatron_patches.bank.shards import (
-    digest,
-    head_digests,
-    layer_shard,
-    orthonormality_errors,
-    role_digest,
-)
+from megatron_patches.bank.shards import digest, head_digests, orthonormality_errors, role_digest
 from megatron_patches.errors import MethodError
+from tests.megatron_patches.bank.recipes import recipe_of, shard
 
-MULTI_HEAD = BankRecipe(1234, 64, head_dim=8, num_attention_heads=8, num_query_groups=8)
-GROUPED = BankRecipe(1234, 64, head_dim=8, num_attention_heads=16, num_query_groups=8)
-LAYER_SCOPE = BankRecipe(
-    1234, 64, head_dim=8, num_attention_heads=8, num_query_groups=8, scope="layer"
-)
-
-
-def test_ranks_own_consecutive_heads() -> None:
-    assert [list(heads_of_rank(6, rank, 3)) for rank in range(3)] == [[0, 1], [2, 3], [4, 5]]
+MULTI_HEAD = recipe_of(64, 8, 8)
+GROUPED = recipe_of(64, 8, 16, groups=8)
+RECIPES = {
+    "multi-head": MULTI_HEAD,
+    "grouped": GROUPED,
+    "layer scope": recipe_of(64, 8, 8, scope="layer"),
+    "hadamard": recipe_of(64, 8, 16, groups=8, construction="hadamard"),
+    "dct": recipe_of(64, 8, 16, groups=8, construction="dct"),
+}
 
 
 @cache
@@ -36,66 +31,46 @@ def all_heads(recipe: BankRecipe, role: Role) -> list[FloatArray]:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize(
-    "recipe", [MULTI_HEAD, GROUPED, LAYER_SCOPE], ids=["multi-head", "grouped", "layer scope"]
-)
-def test_shards_are_bitwise_slices_of_the_whole(
-    recipe: BankRecipe, role: Role, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize("name", RECIPES)
+def test_shards_are_bitwise_slices_of_the_whole(name: str, role: Role, dtype: torch.dtype) -> None:
+    """So ranks have consecutive heads of both roles, and query heads beside their key heads."""
+    recipe = RECIPES[name]
     heads = all_heads(recipe, role)
     whole = torch.cat([torch.from_numpy(head).to(dtype) for head in heads])
     for size in (1, 2, 4, 8):
-        shards = [
-            layer_shard(recipe, 3, role=role, rank=rank, tensor_parallel_size=size, dtype=dtype)
-            for rank in range(size)
-        ]
-        assert {tuple(shard.shape) for shard in shards} == {(len(heads) // size * 8, 64)}
+        shards = [shard(recipe, 3, role, dtype, rank=rank, size=size) for rank in range(size)]
+        assert {tuple(part.shape) for part in shards} == {(len(heads) // size * 8, 64)}
         assert torch.equal(torch.cat(shards), whole)
-
-
-def test_every_grouped_query_head_lies_on_the_rank_of_its_key_head() -> None:
-    per_group = GROUPED.num_attention_heads // GROUPED.num_query_groups
-    for rank in range(4):
-        queries, keys = (heads_of_rank(count, rank, 4) for count in (16, 8))
-        assert {query // per_group for query in queries} == set(keys)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_digest_is_of_the_bytes_of_the_cast_tensor(dtype: torch.dtype) -> None:
-    shard = layer_shard(MULTI_HEAD, 0, role="query", rank=0, tensor_parallel_size=2, dtype=dtype)
+    rows = shard(MULTI_HEAD, 0, "query", dtype, size=2)
     as_integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
-    assert digest(shard) == hashlib.sha256(shard.view(as_integers).numpy().tobytes()).hexdigest()
+    assert digest(rows) == hashlib.sha256(rows.view(as_integers).numpy().tobytes()).hexdigest()
     # How it lies in memory does not matter.
-    assert digest(shard.t().contiguous().t()) == digest(shard)
-    changed = shard.clone()
+    assert digest(rows.t().contiguous().t()) == digest(rows)
+    changed = rows.clone()
     changed.view(as_integers)[5, 7] ^= 1  # one bit
-    assert digest(changed) != digest(shard)
+    assert digest(changed) != digest(rows)
 
 
 def test_role_digest_is_the_same_for_every_tensor_parallel_size() -> None:
     digests = set()
     for size in (1, 2, 4, 8):
         shards = [
-            layer_shard(
-                GROUPED, 0, role="query", rank=rank, tensor_parallel_size=size, dtype=torch.bfloat16
-            )
-            for rank in range(size)
+            shard(GROUPED, 0, "query", torch.bfloat16, rank=rank, size=size) for rank in range(size)
         ]
-        digests.add(role_digest([head for shard in shards for head in head_digests(shard, 8)]))
+        digests.add(role_digest([head for rows in shards for head in head_digests(rows, 8)]))
     assert len(digests) == 1
-    swapped = head_digests(
-        layer_shard(GROUPED, 0, role="query", rank=0, tensor_parallel_size=1, dtype=torch.bfloat16),
-        8,
-    )[::-1]
+    swapped = head_digests(shard(GROUPED, 0, "query", torch.bfloat16), 8)[::-1]
     assert role_digest(swapped) not in digests
 
 
 def test_orthonormality_errors_are_per_head() -> None:
-    shard = layer_shard(
-        MULTI_HEAD, 0, role="query", rank=0, tensor_parallel_size=2, dtype=torch.float32
-    )
-    shard[8] *= 1.5
-    errors = orthonormality_errors(shard, 8)
+    rows = shard(MULTI_HEAD, 0, "query", torch.float32, size=2)
+    rows[8] *= 1.5
+    errors = orthonormality_errors(rows, 8)
     assert len(errors) == 4
     assert errors[1] == pytest.approx(1.25, abs=1e-6)
     assert max(errors[0], *errors[2:]) <= 1e-6
@@ -105,22 +80,13 @@ def test_a_size_that_does_not_divide_the_heads_names_both_numbers() -> None:
     with pytest.raises(
         MethodError, match="num_query_groups=3 is not divisible by tensor_model_parallel_size=2"
     ):
-        layer_shard(
-            BankRecipe(1, 64, head_dim=8, num_attention_heads=6, num_query_groups=3),
-            0,
-            role="query",
-            rank=0,
-            tensor_parallel_size=2,
-            dtype=torch.float32,
-        )
+        shard(recipe_of(64, 8, 6, groups=3), 0, "query", torch.float32, size=2)
     with pytest.raises(
         MethodError, match="num_attention_heads=8 is not divisible by tensor_model_parallel_size=3"
     ):
-        layer_shard(MULTI_HEAD, 0, role="key", rank=0, tensor_parallel_size=3, dtype=torch.float32)
+        shard(MULTI_HEAD, 0, "key", torch.float32, size=3)
     with pytest.raises(MethodError, match="rank 2 does not exist"):
-        layer_shard(
-            MULTI_HEAD, 0, role="query", rank=2, tensor_parallel_size=2, dtype=torch.float32
-        )
+        shard(MULTI_HEAD, 0, "query", torch.float32, rank=2, size=2)
 
 
 def test_heads_of_a_rank_and_their_order() -> None:

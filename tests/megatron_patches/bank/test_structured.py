@@ -2,29 +2,17 @@
 
 import math
 from decimal import Decimal, localcontext
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from megatron_patches.bank.exact import FloatArray, orthonormality_error
-from megatron_patches.bank.orthonormal import BankRecipe, head_rows, rows_of_heads
-from megatron_patches.bank.shards import layer_shard
+from megatron_patches.bank.orthonormal import head_rows, rows_of_heads
 from megatron_patches.bank.structured import _cosines
+from tests.megatron_patches.bank.recipes import recipe_of, shard
 
 STRUCTURED = ("hadamard", "dct")
-
-
-def recipe_of(hidden_size: int, head_dim: int, heads: int = 1, **axes: Any) -> BankRecipe:
-    return BankRecipe(
-        1234,
-        hidden_size,
-        head_dim=head_dim,
-        num_attention_heads=heads,
-        num_query_groups=heads,
-        **axes,
-    )
 
 
 def full_matrix(construction: str, size: int) -> FloatArray:
@@ -95,14 +83,9 @@ def test_hadamard_has_no_error_at_all_in_bf16_at_powers_of_four(
     hidden_size: int, scope: str
 ) -> None:
     recipe = recipe_of(hidden_size, 8, 2, scope=scope, construction="hadamard")
-    shard = layer_shard(
-        recipe, 0, role="query", rank=0, tensor_parallel_size=1, dtype=torch.bfloat16
-    )
-    assert torch.equal(
-        shard.double(),
-        layer_shard(recipe, 0, role="query", rank=0, tensor_parallel_size=1, dtype=torch.float64),
-    )
-    assert orthonormality_error(shard[:8].double().numpy()) == 0
+    rounded = shard(recipe, 0, "query", torch.bfloat16).double()
+    assert torch.equal(rounded, shard(recipe, 0, "query", torch.float64))
+    assert orthonormality_error(rounded[:8].numpy()) == 0
 
 
 @pytest.mark.parametrize(
@@ -118,15 +101,8 @@ def test_hadamard_has_no_error_at_all_in_bf16_at_powers_of_four(
 def test_error_of_the_cast_elsewhere(
     construction: str, hidden_size: int, dtype: torch.dtype, tolerance: float
 ) -> None:
-    shard = layer_shard(
-        recipe_of(hidden_size, 64, construction=construction),
-        0,
-        role="query",
-        rank=0,
-        tensor_parallel_size=1,
-        dtype=dtype,
-    )
-    assert 0 < orthonormality_error(shard.double().numpy()) <= tolerance
+    rows = shard(recipe_of(hidden_size, 64, construction=construction), 0, "query", dtype)
+    assert 0 < orthonormality_error(rows.double().numpy()) <= tolerance
 
 
 @pytest.mark.parametrize("hidden_size", [1, 2, 3, 8, 100, 768])
@@ -176,22 +152,3 @@ def test_queries_and_keys_do_not_collapse(construction: str, scope: str) -> None
     if construction == "hadamard":
         collapsed = (matrix * signs).T @ (matrix * signs)
         assert np.count_nonzero(np.abs(collapsed) > 1e-12) == 512
-
-
-@pytest.mark.parametrize("construction", STRUCTURED)
-def test_shards_are_the_same_for_every_tensor_parallel_size(construction: str) -> None:
-    recipe = BankRecipe(
-        7, 64, head_dim=8, num_attention_heads=8, num_query_groups=4, construction=construction
-    )
-    for role in ("query", "key"):
-        whole = layer_shard(
-            recipe, 1, role=role, rank=0, tensor_parallel_size=1, dtype=torch.float32
-        )  # type: ignore[arg-type]
-        for size in (2, 4):
-            parts = [
-                layer_shard(
-                    recipe, 1, role=role, rank=rank, tensor_parallel_size=size, dtype=torch.float32
-                )
-                for rank in range(size)
-            ]  # type: ignore[arg-type]
-            assert torch.equal(torch.cat(parts), whole)

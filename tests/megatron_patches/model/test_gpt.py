@@ -64,9 +64,7 @@ class Gated(SelfAttentionSubmodules):
     linear_gate: Any = None
 
 
-def test_frozen_layers_refuse_parts_that_they_would_not_apply(
-    one_rank: dist.ProcessGroup,
-) -> None:
+def test_frozen_layers_refuse_parts_that_they_would_not_apply(one_rank: dist.ProcessGroup) -> None:
     attention = build("orthogonal").decoder.layers[0].self_attention
     linear = attention.linear_qkv
     assert isinstance(attention, FrozenQueryKeySelfAttention)

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from megatron_patches.bank.initial_weights_file import FORMAT, GivenWeights
 from megatron_patches.bank.orthonormal import ROLES
-from megatron_patches.bank.shards import layer_shard
 from megatron_patches.errors import MethodError
+from tests.megatron_patches.bank.recipes import shard
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, LAYERS, STD, build
 
 
@@ -52,14 +52,7 @@ def test_orthogonal_trainable_starts_from_the_rows_that_orthogonal_freezes(
         fused = ours.self_attention.linear_qkv.weight.view(HEADS, 3, HEAD_DIM, HIDDEN)
         linear = theirs.self_attention.linear_qkv
         for position, role in enumerate(ROLES):
-            rows = layer_shard(
-                linear.recipe,
-                linear.layer,
-                role=role,
-                rank=0,
-                tensor_parallel_size=1,
-                dtype=torch.float32,
-            )
+            rows = shard(linear.recipe, linear.layer, role, torch.float32)
             assert torch.equal(fused[:, position].reshape(-1, HIDDEN), rows)
 
 

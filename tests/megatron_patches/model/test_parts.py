@@ -10,14 +10,7 @@ from megatron.core.transformer import TransformerConfig
 from torch.autograd import gradcheck
 from torch.nn.functional import rms_norm, silu
 
-from megatron_patches.model.parts import (
-    MLPS,
-    NORMS,
-    RMSNorm,
-    _RootMeanSquare,
-    squared_relu,
-    swiglu,
-)
+from megatron_patches.model.parts import MLPS, NORMS, RMSNorm, _RootMeanSquare, squared_relu, swiglu
 from megatron_patches.recipe import block
 from megatron_patches.recipe.parts import Place
 from pretrain.config.load import load_config

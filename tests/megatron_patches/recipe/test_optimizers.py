@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_patches.recipe.optimizers import (
-    ADAMW,
-    Rule,
-    checkpoint_bytes,
-    rule_of,
-    state_bytes,
-)
+from megatron_patches.recipe.optimizers import ADAMW, Rule, checkpoint_bytes, rule_of, state_bytes
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import load_config
 

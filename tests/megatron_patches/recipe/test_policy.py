@@ -42,14 +42,7 @@ ORTHONORMAL = {
 }
 STRUCTURED = {"hadamard", "dct", "monarch", "monarch_shared_conv"}
 STARTED = {"monarch_trainable", "low_rank", "vanilla", "orthogonal_trainable"}
-FROZEN = {
-    "orthogonal",
-    "orthogonal_shared",
-    "gaussian",
-    "pretrained",
-    "hybrid",
-    *STRUCTURED,
-}
+FROZEN = {"orthogonal", "orthogonal_shared", "gaussian", "pretrained", "hybrid", *STRUCTURED}
 APPLIES = {
     "gaussian_std": {"gaussian"},
     "shared": {*FROZEN, *STARTED} - {"pretrained", "low_rank"},
