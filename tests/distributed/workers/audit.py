@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from megatron_patches.bank.shards import digest
 from megatron_patches.engine.freeze import FROZEN_BUFFERS, audit_rank, frozen_layers, frozen_weights
@@ -20,12 +19,12 @@ from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
-from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.position import Position
 from pretrain.training.engine import wrap_model
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import Run, open_run
+from tests.distributed.workers.runs import of_all_ranks, parallel
 
 
 def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
@@ -58,8 +57,7 @@ def _engine(config: Config) -> dict[str, Any]:
             ),
             "tensor_parallel_rank": run.context.tensor_parallel_rank,
         }
-        ranks: list[Any] = [None] * run.context.world_size
-        dist.all_gather_object(ranks, facts)
+        ranks = of_all_ranks(facts)
     counted = count_parameters(config.shape, config.policy)
     return {
         "file": json.loads((config.run_path / "audit.json").read_text()),
@@ -133,17 +131,14 @@ def _corrupted(config: Config, corrupt: Callable[[torch.nn.Module], None]) -> st
 
     "" if it has none.
     """
-    launch = LaunchEnvironment.read()
-    context = initialize_distributed(launch, config.parallel.tensor_model_parallel_size, 60)
-    model = build_model(config, context)
-    corrupt(model)
-    try:
-        wrap_model(model, resolve(config, context.world_size), context)
-        complaint = ""
-    except MethodError as error:
-        complaint = str(error)
-    complaints: list[Any] = [None] * launch.world_size
-    dist.all_gather_object(complaints, complaint)
-    shutdown_distributed(context)
+    with parallel(config.parallel.tensor_model_parallel_size) as context:
+        model = build_model(config, context)
+        corrupt(model)
+        try:
+            wrap_model(model, resolve(config, context.world_size), context)
+            complaint = ""
+        except MethodError as error:
+            complaint = str(error)
+        complaints = of_all_ranks(complaint)
     assert len(set(complaints)) == 1, complaints
     return complaint

@@ -36,6 +36,13 @@ def parallel(tensor_parallel_size: int | None = None) -> Iterator[ParallelContex
     shutdown_distributed(context)
 
 
+def of_all_ranks(value: Any) -> list[Any]:
+    """Return every rank's value, by rank (collective)."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def train_all(payload: dict[str, Any]) -> list[str]:
     """Final state of every run, one after the other, or the sentence that refuses it."""
     return [state_of(overrides) for overrides in payload["runs"]]

@@ -16,7 +16,7 @@ from pretrain.ranks.signals import StopSignals
 from pretrain.training.loop import run_steps, train_step
 from pretrain.training.open_run import Run, open_run
 from pretrain.training.stability import weights_are_finite
-from tests.distributed.workers.runs import copy_up_to
+from tests.distributed.workers.runs import copy_up_to, of_all_ranks
 
 
 def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
@@ -56,10 +56,10 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
             finite.append(weights_are_finite(run.engine, run.context.device))
         answers[name] = {
             "unchanged": [a == b for a, b in pairwise(states)],
-            "made": _on_all_ranks(updated),
+            "made": of_all_ranks(updated),
             "norms": norms,
             "position": [position.step, position.consumed_samples, position.skipped_steps],
-            "weights_finite": _on_all_ranks(finite),
+            "weights_finite": of_all_ranks(finite),
             "padding": padding,
         }
     return answers
@@ -198,7 +198,7 @@ def _state(run: Run) -> str:
     for weight in run.engine.module.parameters():
         _add(digest, getattr(weight, "ds_tensor", weight))
     _add(digest, run.engine.optimizer.state_dict())
-    return "".join(_on_all_ranks(digest.hexdigest()))
+    return "".join(of_all_ranks(digest.hexdigest()))
 
 
 def _add(digest: Any, value: Any) -> None:
@@ -218,9 +218,3 @@ def _add(digest: Any, value: Any) -> None:
             _add(digest, item)
     elif isinstance(value, (int, float, bool)):
         digest.update(repr(value).encode())
-
-
-def _on_all_ranks(value: Any) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values

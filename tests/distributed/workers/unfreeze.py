@@ -31,6 +31,7 @@ from pretrain.training.open_run import Run, open_run
 from pretrain.training.state_transfer import SliceState, TrainingState
 from tests.command_line import equal
 from tests.distributed.plain_training import plain_optimizer, plain_step
+from tests.distributed.workers.runs import of_all_ranks
 
 TAGS = ("loss/train", "optim/grad_norm", "optim/lr", "memory/trainable_parameters")
 
@@ -244,8 +245,7 @@ def _freezes(config: Config) -> dict[str, Any]:
 
 def _everywhere(report: dict[str, Any]) -> dict[str, Any]:
     """Return what is true on every rank."""
-    reports: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(reports, report)
+    reports = of_all_ranks(report)
     return {key: all(other[key] for other in reports) for key in report}
 
 
