@@ -204,7 +204,7 @@ def test_the_states_of_every_rank_are_those_that_the_audit_finds(
 
 @pytest.fixture(scope="module")
 def kept() -> list[tuple[Config, list[int]]]:
-    return of_passes(PASSES, "kept_for_backward")
+    return of_passes(PASSES, "activations")
 
 
 @pytest.mark.parametrize(
