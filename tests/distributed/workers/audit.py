@@ -6,7 +6,6 @@ Look into live engines, and corrupt some.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
     return {
         "engines": [_engine(load_config("demo", overrides)) for overrides in payload["engines"]],
         "corrupted": {
-            name: _corrupted(load_config("demo", overrides), CORRUPTIONS[name.split("-")[0]])
+            name: _corrupted(load_config("demo", overrides), name.startswith("trainable"))
             for name, overrides in payload["corrupted"].items()
         },
     }
@@ -99,41 +98,14 @@ def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | No
     }
 
 
-def _banks(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
-    """(layer, name, values) of the buffers with frozen rows or factors, taken out of layers."""
-    for _, layer in frozen_layers(model):
-        assert isinstance(layer, torch.nn.Module)
-        for name in FROZEN_BUFFERS:
-            if layer._buffers[name] is not None:
-                yield layer, name, layer._buffers.pop(name)
-
-
-def _as_frozen_parameter(model: torch.nn.Module) -> None:
-    """Make the bank a parameter without a gradient, which the product must never do."""
-    for layer, name, bank in _banks(model):
-        layer.register_parameter(name, torch.nn.Parameter(bank, requires_grad=False))
-
-
-def _as_trainable_parameter(model: torch.nn.Module) -> None:
-    """The same with a gradient, so that the bank also enters the optimizer's groups."""
-    for layer, name, bank in _banks(model):
-        layer.register_parameter(name, torch.nn.Parameter(bank))
-
-
-CORRUPTIONS: dict[str, Callable[[torch.nn.Module], None]] = {
-    "frozen": _as_frozen_parameter,
-    "trainable": _as_trainable_parameter,
-}
-
-
-def _corrupted(config: Config, corrupt: Callable[[torch.nn.Module], None]) -> str:
+def _corrupted(config: Config, requires_grad: bool) -> str:
     """The audit's complaint about a model that was spoiled before DeepSpeed saw it.
 
     "" if it has none.
     """
     with parallel(config.parallel.tensor_model_parallel_size) as context:
         model = build_model(config, context)
-        corrupt(model)
+        _make_bank_parameters(model, requires_grad)
         try:
             wrap_model(model, resolve(config, context.world_size), context)
             complaint = ""
@@ -142,3 +114,16 @@ def _corrupted(config: Config, corrupt: Callable[[torch.nn.Module], None]) -> st
         complaints = of_all_ranks(complaint)
     assert len(set(complaints)) == 1, complaints
     return complaint
+
+
+def _make_bank_parameters(model: torch.nn.Module, requires_grad: bool) -> None:
+    """Make the bank parameters, which the product must never do.
+
+    With a gradient they also enter the optimizer's groups.
+    """
+    for _, layer in frozen_layers(model):
+        assert isinstance(layer, torch.nn.Module)
+        for name in FROZEN_BUFFERS:
+            if layer._buffers[name] is not None:
+                bank = layer._buffers.pop(name)
+                layer.register_parameter(name, torch.nn.Parameter(bank, requires_grad))
