@@ -59,6 +59,13 @@ def train_on_warm_ranks(
     return _on_warm_ranks(ranks, "command", ["train", str(config), *overrides], timeout)
 
 
+def train_to_end(overrides: Sequence[str], ranks: int) -> subprocess.CompletedProcess[str]:
+    """The same of a run that is to end with exit code 0."""
+    done = train_on_warm_ranks(overrides, ranks)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def warm_cli(
     arguments: Sequence[str], timeout: float = 500, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:

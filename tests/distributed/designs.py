@@ -104,6 +104,21 @@ DESIGNS: dict[str, dict[str, str]] = {
 PHASED = ("unfreeze", "vanilla-freezes", "monarch-freezes")
 """Designs that train other parameters as the run goes on: under ZeRO-1 and ZeRO-2 alone."""
 
+EIGHT_HEADS = {
+    "run.device": "cpu",
+    "model.num_layers": 2,
+    "model.head_dim": 4,
+    "model.ffn_hidden_size": 64,
+    "model.num_attention_heads": 8,
+    "model.num_query_groups": 4,
+    "model.vocab_size": 128,
+    "data.sequence_length": 16,
+    "data.micro_batch_size": 1,
+    "schedule.steps": 10,
+    "schedule.warmup_steps": 1,
+}
+"""A small model that four tensor-parallel ranks can share, without its width and batch."""
+
 
 def design_keys(design: str, dot: str = ".") -> dict[str, str]:
     """Return {key: value} of a design, with a separator between section and name."""

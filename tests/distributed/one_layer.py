@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,22 @@ class OperationLog(TorchDispatchMode):
         if name in GEMMS:
             self.gemm_shapes.append(tuple(result.shape))
         return result
+
+
+@contextmanager
+def kept_for_backward(model: torch.nn.Module) -> Iterator[dict[int, torch.UntypedStorage]]:
+    """{address: storage} of what autograd keeps meanwhile, without weights and frozen bank."""
+    weights = {w.untyped_storage().data_ptr() for w in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no other gets an address
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept
 
 
 @dataclass(frozen=True)

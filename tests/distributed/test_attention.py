@@ -93,7 +93,8 @@ def test_frozen_weights_are_neither_parameters_nor_saved(reports: Reports) -> No
         assert report["trainable"] == report["saved"] == expected, case
 
 
-def test_initial_values_do_not_depend_on_layout_or_variant() -> None:
+def test_initial_values_do_not_depend_on_the_layout() -> None:
+    """Nor on the variant, which is in test_sweep.py."""
     variants = ["vanilla", "orthogonal", "orthogonal_trainable", "gaussian"]
     payload = {"variants": variants, "groups": 4}
     by_size = {
@@ -101,15 +102,5 @@ def test_initial_values_do_not_depend_on_layout_or_variant() -> None:
         for n in (1, 2, 4)
     }
     assert by_size[1] == by_size[2] == by_size[4]
-    weights = by_size[1]
-    shared = set(weights["orthogonal"])
-    assert {name.split(".")[-2] for name in shared} >= {
-        "linear_qkv",
-        "linear_proj",
-        "linear_fc1",
-        "linear_fc2",
-    }
-    for variant in variants:
-        assert {name: weights[variant][name] for name in shared} == weights["orthogonal"], variant
-    query = "decoder.layers.0.self_attention.linear_qkv.query"
-    assert weights["vanilla"][query] != weights["orthogonal_trainable"][query]
+    modules = {name.split(".")[-2] for name in by_size[1]["orthogonal"]}
+    assert modules >= {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}

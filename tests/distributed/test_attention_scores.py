@@ -1,4 +1,7 @@
-"""Entropy, scale and largest score of each layer's attention, measured while a model trains."""
+"""Entropy, scale and largest score of each layer's attention, measured while a model trains.
+
+Layouts, and that the training does not notice, are in test_weight_norms.py.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ import torch
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import ATTENTION_ENTROPY, ATTENTION_SCALE, LARGEST_SCORE
 from pretrain.training.validation import spread_of_scores
-from tests.command_line import assert_same_checkpoint, deterministic_metrics
 from tests.distributed.designs import design_overrides
-from tests.ranks import train_on_warm_ranks
+from tests.ranks import train_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -22,39 +24,18 @@ STEPS = 4
 FAMILIES = (ATTENTION_ENTROPY, ATTENTION_SCALE, LARGEST_SCORE)
 
 
-def trained(shards: Path, runs: Path, design: str, ranks: int, name: str, **keys: object) -> Path:
-    """Train a run of four steps on so many ranks; return its directory."""
-    overrides = design_overrides(
-        design, shards, runs=runs, name=name, schedule__steps=STEPS, **keys
-    )
-    done = train_on_warm_ranks(overrides, ranks)
-    assert done.returncode == 0, done.stderr
-    return runs / name
-
-
-def measured(run: Path) -> list[dict[str, float]]:
-    """Return what each record has of attention."""
+def measured(shards: Path, runs: Path, design: str) -> list[dict[str, float]]:
+    """Train a run of four steps; return what each record has of attention."""
+    keys = {"schedule__steps": STEPS, "telemetry__attention_every": EVERY}
+    train_to_end(design_overrides(design, shards, runs, "run", **keys), ranks=1)
     return [
         {tag: value for tag, value in record.items() if tag.startswith("attention/")}
-        for record in read_metrics(run / "metrics.jsonl")
+        for record in read_metrics(runs / "run/metrics.jsonl")
     ]
 
 
-@pytest.fixture(scope="module")
-def alone(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    runs = tmp_path_factory.mktemp("alone")
-    return trained(
-        tiny_shards,
-        runs,
-        design="orthogonal",
-        ranks=1,
-        name="alone",
-        telemetry__attention_every=EVERY,
-    )
-
-
-def test_every_layer_is_measured_when_asked(alone: Path) -> None:
-    records = measured(alone)
+def test_every_layer_is_measured_when_asked(tiny_shards: Path, tmp_path: Path) -> None:
+    records = measured(tiny_shards, tmp_path, "orthogonal")
     assert [bool(record) for record in records] == [
         step % EVERY == 0 for step in range(1, STEPS + 1)
     ]
@@ -79,43 +60,7 @@ def test_the_spread_counts_keys_whose_probability_is_zero_in_fp32(deviation: flo
         assert spreads[0, 1, query].item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_training_does_not_notice(alone: Path, tiny_shards: Path, tmp_path: Path) -> None:
-    without = trained(tiny_shards, tmp_path, design="orthogonal", ranks=1, name="without")
-    assert not any(measured(without))
-    losses = [
-        [record["loss/train"] for record in deterministic_metrics(run)] for run in (alone, without)
-    ]
-    assert losses[0] == losses[1]
-    last = f"checkpoints/step_{STEPS:08d}"
-    assert_same_checkpoint(alone / last, without / last)
-
-
-def test_tensor_and_sequence_parallel_ranks_agree(
-    alone: Path, tiny_shards: Path, tmp_path: Path
-) -> None:
-    run = trained(
-        tiny_shards,
-        tmp_path,
-        design="orthogonal",
-        ranks=2,
-        name="run",
-        telemetry__attention_every=EVERY,
-        parallel__tensor_model_parallel_size=2,
-        parallel__sequence_parallel=True,
-    )
-    for record, other in zip(measured(alone), measured(run), strict=True):
-        assert record == pytest.approx(other, rel=1e-5)
-
-
 def test_a_synthesizer_has_no_scores(tiny_shards: Path, tmp_path: Path) -> None:
-    run = trained(
-        tiny_shards,
-        tmp_path,
-        design="synthesizer_random",
-        ranks=1,
-        name="run",
-        telemetry__attention_every=EVERY,
-    )
-    record = measured(run)[1]
+    record = measured(tiny_shards, tmp_path, "synthesizer_random")[1]
     assert len(ATTENTION_ENTROPY.members(record)) == len(ATTENTION_SCALE.members(record)) == 2
     assert not LARGEST_SCORE.members(record)

@@ -11,14 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import (
-    assert_refused,
-    deterministic_metrics,
-    held_before,
-    logged_steps,
-    started,
-    wait_until,
-)
+from tests.command_line import assert_refused
 from tests.ports import free_ports
 from tests.ranks import train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
@@ -88,30 +81,3 @@ def test_a_damaged_shard_is_named_by_every_rank_once(tiny_shards: Path, tmp_path
     damaged = "tiny-train-PydocTopics_00000.bin does not have the SHA-256 that the manifest says"
     assert_refused(done, damaged, "python -m data_pipeline verify")
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_run_killed_before_its_first_checkpoint_starts_again(
-    tiny_shards: Path, tmp_path: Path
-) -> None:
-    overrides = tiny_overrides(tiny_shards, tmp_path, "run")
-    run = tmp_path / "run"
-    with started(overrides, 1, tmp_path / "log", held_before(4)) as launcher:
-        wait_until(lambda: len(logged_steps(run)) > 2, launcher, "the first steps")
-        launcher.kill()
-        launcher.wait(timeout=60)
-    assert (run / "state").read_text() == "running\n"
-    assert not list(run.rglob("COMPLETE")) and not (run / "summary.json").exists()
-    recorded = deterministic_metrics(run)
-    assert len(recorded) == 3
-    assert_refused(
-        warm_cli(["compare", str(run)], TIMEOUT),
-        "has not finished (its state is 'running')",
-        "resume it",
-    )
-
-    done = train_on_warm_ranks(overrides, ranks=1)
-    assert done.returncode == 0, done.stderr
-    assert (run / "state").read_text() == "finished\n"
-    assert logged_steps(run) == list(range(1, 7))
-    assert deterministic_metrics(run)[: len(recorded)] == recorded
-    assert (run / "checkpoints/step_00000006/COMPLETE").is_file()

@@ -18,7 +18,7 @@ from tests.command_line import (
     deterministic_metrics,
     files_under,
 )
-from tests.ranks import train_on_warm_ranks
+from tests.ranks import train_on_warm_ranks, train_to_end
 from tests.tiny import tiny_overrides
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
@@ -51,8 +51,7 @@ class Family:
         return tiny_overrides(self.shards, self.directory, name, **{**common, **changes})
 
     def train(self, name: str, **changes: object) -> Path:
-        done = train_on_warm_ranks(self.overrides(name, **changes), self.ranks)
-        assert done.returncode == 0, done.stderr
+        train_to_end(self.overrides(name, **changes), self.ranks)
         return self.directory / name
 
     def refused(self, *fragments: str, **changes: object) -> None:

@@ -22,7 +22,7 @@ from tests.command_line import (
     deterministic_metrics,
     files_under,
 )
-from tests.ranks import ROOT, run_program, train_on_warm_ranks, warm_cli
+from tests.ranks import ROOT, run_program, train_on_warm_ranks, train_to_end, warm_cli
 from tests.tiny import tiny_overrides
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
@@ -35,8 +35,7 @@ class Trained:
 
     def __init__(self, shards: Path, runs: Path) -> None:
         self.shards, self.runs = shards, runs
-        done = train_on_warm_ranks(self.overrides("trained", schedule__steps=4), ranks=2)
-        assert done.returncode == 0, done.stderr
+        train_to_end(self.overrides("trained", schedule__steps=4), ranks=2)
 
     def overrides(self, name: str, **changes: object) -> list[str]:
         settings: dict[str, object] = {
@@ -56,6 +55,9 @@ class Trained:
 
     def resume(self, name: str, **changes: object) -> subprocess.CompletedProcess[str]:
         return train_on_warm_ranks(self.overrides(name, **changes), ranks=2)
+
+    def resume_to_end(self, name: str, **changes: object) -> subprocess.CompletedProcess[str]:
+        return train_to_end(self.overrides(name, **changes), ranks=2)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,7 @@ def test_a_checkpoint_that_cannot_be_trusted_is_one_sentence(trained: Trained) -
     sentence = (RANK_FILE, "does not have the SHA-256", "checkpoint.fall_back=true")
     assert_refused(trained.resume("flipped"), *sentence)
     assert files_under(run) == files
-    assert trained.resume("flipped", checkpoint__verify="size").returncode == 0
+    trained.resume_to_end("flipped", checkpoint__verify="size")
 
 
 def test_another_run_is_one_sentence(trained: Trained) -> None:
@@ -93,9 +95,8 @@ def test_a_damaged_checkpoint_is_kept_aside_if_that_is_asked_for(trained: Traine
     run = trained.copy("aside")
     flip(run / NEWEST / RANK_FILE)
     damaged = files_under(run / NEWEST)
-    assert trained.resume("whole").returncode == 0
-    done = trained.resume("aside", checkpoint__fall_back="true")
-    assert done.returncode == 0, done.stderr
+    trained.resume_to_end("whole")
+    done = trained.resume_to_end("aside", checkpoint__fall_back="true")
     assert (
         f"damaged and kept aside as step_00000004.damaged: {run / NEWEST / RANK_FILE} does not"
         in done.stdout
@@ -141,8 +142,7 @@ def test_a_checkpoint_without_its_marker_is_kept_and_the_run_does_not_go_back_un
         and "step_00000004/COMPLETE is missing, though the" in verified.stdout
     )
     kept = files_under(run / NEWEST)
-    done = trained.resume("unmarked", checkpoint__fall_back="true")
-    assert done.returncode == 0, done.stderr
+    done = trained.resume_to_end("unmarked", checkpoint__fall_back="true")
     assert "resumes after step 2" in done.stdout
     assert "step_00000004 is not complete any more" in done.stdout
     assert (
@@ -171,8 +171,8 @@ def test_what_is_good_is_not_deleted_for_lost_files_and_lost_settings_are_told(
     assert_refused(trained.resume("filtered"), *refusal)
     assert files_under(run) == files
     kept = files_under(run / NEWEST)
-    done = trained.resume("filtered", checkpoint__fall_back="true", optimizer__learning_rate=1e-3)
-    assert done.returncode == 0, done.stderr
+    changes = {"checkpoint__fall_back": "true", "optimizer__learning_rate": 1e-3}
+    done = trained.resume_to_end("filtered", **changes)
     assert "kept aside as step_00000004.incomplete: step_00000004 has lost COMPLETE" in done.stdout
     assert files_under(run / f"{NEWEST}.incomplete") == kept
     assert f"kept aside as config.yaml.damaged: {run / 'config.yaml'}" in done.stdout
@@ -209,7 +209,7 @@ def test_no_start_from_nothing_over_the_records_of_a_run(
 
 def test_a_finished_run_is_given_no_settings_that_it_was_not_trained_with(trained: Trained) -> None:
     run = trained.copy("finished")
-    assert trained.resume(run.name).returncode == 0
+    trained.resume_to_end(run.name)
     files = files_under(run)
     done = trained.resume(run.name, optimizer__learning_rate=0.5)
     assert_refused(done, "has trained all its 6 steps, but optimizer.learning_rate is 0.5, was")
@@ -222,8 +222,7 @@ def test_of_an_older_checkpoint_that_is_a_link_only_the_link_is_removed(trained:
     (run / BEFORE).rename(elsewhere)
     (run / BEFORE).symlink_to(elsewhere)
     whole = files_under(elsewhere)
-    done = trained.resume("linked", checkpoint__keep_last=1)
-    assert done.returncode == 0, done.stderr
+    trained.resume_to_end("linked", checkpoint__keep_last=1)
     assert [path.name for path in (run / "checkpoints").glob("*step*")] == ["step_00000006"]
     assert files_under(elsewhere) == whole
 
@@ -317,17 +316,8 @@ def test_a_directory_without_permission_is_one_sentence(mode: int, trained: Trai
     as_anybody = (
         ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     )
-    done = run_program(
-        [
-            *as_anybody,
-            sys.executable,
-            "-m",
-            "pretrain",
-            "train",
-            "demo",
-            *trained.overrides(run.name),
-        ]
-    )
+    command = [*as_anybody, sys.executable, "-m", "pretrain", "train", "demo"]
+    done = run_program([*command, *trained.overrides(run.name)])
     (run / "checkpoints").chmod(0o755)
     assert_refused(done, f"{run / 'checkpoints'} cannot be read and written", "permissions")
     assert files_under(run) == files

@@ -23,6 +23,7 @@ from tests.ranks import (
     run_program,
     run_ranks,
     train_on_warm_ranks,
+    train_to_end,
     warm_cli,
 )
 from tests.tiny import tiny_overrides
@@ -297,8 +298,7 @@ def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -
     overrides = tiny_overrides(
         tiny_shards, runs, "at-end", **QUIET, checkpoint__export_at_end="true"
     )
-    done = train_on_warm_ranks(overrides, ranks=2)
-    assert done.returncode == 0, done.stderr
+    done = train_to_end(overrides, ranks=2)
     export = runs / "at-end/exports/step_00000004"
     assert f"exported: {export}: Starcoder2ForCausalLM of step 4" in done.stdout
     written_at = (export / "export.json").stat().st_mtime_ns

@@ -92,6 +92,15 @@ def trained(report: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
     ]
 
 
+def result_of(run: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return result
+
+
+def validation_loss(run: Path) -> float:
+    return float(result_of(run)["validation"]["loss"])
+
+
 @pytest.mark.parametrize("variant", ["pretrained", "vanilla"])
 @pytest.mark.parametrize("name", STOCK)
 def test_what_was_imported_computes_the_same(
@@ -110,26 +119,21 @@ def test_it_trains_under_any_layout_and_goes_on(
     trained: list[str], report: dict[str, Any], root: Path
 ) -> None:
     assert trained[:2] == trained[6:8] == ["finished"] * 2
-    results = []
     for name in ("one", "two"):
         last = sorted((root / name).glob("checkpoints/step_*"))[-1]
         bank = json.loads((last / "checkpoint.json").read_text())["frozen_bank"]
         assert bank["sha256"] == report["bank"] and bank["recipe"]["init"] == "pretrained"
         assert "given_path" not in bank["recipe"]
-        results.append(json.loads((root / name / "summary.json").read_text()))
-    single, two = (result["validation"]["loss"] for result in results)
-    assert single == pytest.approx(two, rel=1e-5) and results[0]["step"] == 5
-    source = json.loads((root / "source/summary.json").read_text())["validation"]["loss"]
-    assert single < source - 0.05  # it went on from there
+        assert result_of(root / name)["step"] == 5
+    assert validation_loss(root / "one") == pytest.approx(validation_loss(root / "two"), rel=1e-5)
+    # It went on from there.
+    assert validation_loss(root / "one") < validation_loss(root / "source") - 0.05
 
 
 def test_qwen3_trains_alike_on_one_rank_and_on_two(trained: list[str], root: Path) -> None:
     assert trained[2] == trained[8] == "finished"
-    losses = [
-        json.loads((root / f"qwen3-{name}/summary.json").read_text())["validation"]["loss"]
-        for name in ("one", "two")
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    alone, two = (validation_loss(root / name) for name in ("qwen3-one", "qwen3-two"))
+    assert alone == pytest.approx(two, rel=1e-5)
 
 
 def test_rows_above_the_ids_of_the_tokenizer_are_never_predicted(report: dict[str, Any]) -> None:
@@ -147,11 +151,8 @@ def test_a_model_with_more_rows_than_ids_trains_with_its_tokenizer_or_by_the_rem
         r"tokenizer of .* rows to spare, set model\.vocab_size=512; otherwise",
         trained[5],
     )
-    losses = [
-        json.loads((root / f"{name}/summary.json").read_text())["validation"]["loss"]
-        for name in ("padded-one", "bare-two")
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    alone, two = (validation_loss(root / name) for name in ("padded-one", "bare-two"))
+    assert alone == pytest.approx(two, rel=1e-5)
 
 
 def test_other_weights_are_another_run(trained: list[str]) -> None:

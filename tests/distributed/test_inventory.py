@@ -13,25 +13,14 @@ from megatron_patches.recipe.parts import Tensor
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
-from tests.distributed.designs import DESIGNS, PHASED, design_keys
+from tests.distributed.designs import DESIGNS, EIGHT_HEADS, PHASED, design_keys
 from tests.ranks import run_ranks
 
-SIZES = {
+SIZES = EIGHT_HEADS | {
     "run.name": "inventory",
-    "run.device": "cpu",
-    "model.num_layers": 2,
     "model.hidden_size": 36,
-    "model.head_dim": 4,
-    "model.ffn_hidden_size": 64,
-    "model.num_attention_heads": 8,
-    "model.num_query_groups": 4,
-    "model.vocab_size": 128,
-    "data.sequence_length": 16,
-    "data.micro_batch_size": 1,
     "data.global_batch_size": 2,
     "optimizer.weight_decay": 0.1,
-    "schedule.steps": 10,
-    "schedule.warmup_steps": 1,
 }
 POWER_OF_TWO = {"hadamard": {"model.hidden_size": 32}}
 AROUND = (

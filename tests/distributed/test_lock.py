@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.runs.lock import RunLock
 from tests.command_line import assert_refused, files_under
-from tests.ranks import run_ranks, train_on_warm_ranks
+from tests.ranks import run_ranks, train_on_warm_ranks, train_to_end
 from tests.tiny import tiny_overrides
 
 ELSEWHERE = {"host": "n17", "space": "", "pid": 4711}
@@ -29,7 +29,7 @@ def test_a_second_starter_is_refused_on_all_ranks_and_changes_nothing(
     )
     assert files_under(tmp_path) == files
     lock.release()
-    assert train_on_warm_ranks(overrides, ranks=2).returncode == 0
+    train_to_end(overrides, ranks=2)
     assert not (tmp_path / "run/lock").exists()
 
 

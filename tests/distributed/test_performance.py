@@ -42,8 +42,10 @@ def layout(tensor_parallel: int, sequence_parallel: bool) -> dict[str, object]:
     }
 
 
-def ways(key: str, value: str, other: str) -> dict[str, list[str]]:
-    return {"one": [f"performance.{key}={value}"], "other": [f"performance.{key}={other}"]}
+def case(key: str, values: tuple[str, str], **changes: object) -> dict[str, Any]:
+    """A case of `compare`: a model with either value of a key of `performance`."""
+    first, second = ([f"performance.{key}={value}"] for value in values)
+    return {"overrides": overrides(**changes), "ways": {"one": first, "other": second}}
 
 
 def attention(design: str) -> dict[str, object]:
@@ -66,22 +68,20 @@ def test_cross_entropy_is_megatrons_without_its_fp32_logits(
     product = list(itertools.product(("in_place", "chunked"), ("true", "false"), ("true", "false")))
     # On two ranks every two of the three meet, and on one all of them.
     kinds = covering(product, pair_up) if tensor_parallel == 2 else product
+    parallel = layout(tensor_parallel, sequence_parallel)
     cases = [
-        {
-            "overrides": overrides(
-                **layout(tensor_parallel, sequence_parallel),
-                model__tied_embeddings=tied,
-                data__reset_at_document_end=alone,
-            ),
-            "ways": ways("cross_entropy", "megatron", way),
-        }
+        case(
+            "cross_entropy",
+            ("megatron", way),
+            model__tied_embeddings=tied,
+            data__reset_at_document_end=alone,
+            **parallel,
+        )
         for way, tied, alone in kinds
     ]
-    capped = layout(tensor_parallel, sequence_parallel) | {"model__logit_softcap": 0.5}
     for way in ("in_place", "chunked"):
         kinds.append((way, "capped", "false"))
-        both_ways = ways("cross_entropy", "megatron", way)
-        cases.append({"overrides": overrides(**capped), "ways": both_ways})
+        cases.append(case("cross_entropy", ("megatron", way), model__logit_softcap=0.5, **parallel))
     for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
         assert report["compared"] > 15
         # The gradients are off by 1.02e-6 with AVX2.
@@ -94,25 +94,21 @@ def test_cross_entropy_is_megatrons_without_its_fp32_logits(
 
 
 def test_z_loss_has_one_gradient_in_both_forms() -> None:
-    changes = layout(2, True) | {"model__z_loss": 0.1, "model__logit_softcap": 0.5}
-    case = {
-        "overrides": overrides(**changes, data__reset_at_document_end="true"),
-        "ways": ways("cross_entropy", "in_place", "chunked"),
-    }
-    (report,) = compare(2, [case])
+    both = case(
+        "cross_entropy",
+        ("in_place", "chunked"),
+        model__z_loss=0.1,
+        model__logit_softcap=0.5,
+        data__reset_at_document_end="true",
+        **layout(2, True),
+    )
+    (report,) = compare(2, [both])
     assert report["loss"] < 1e-6 and report["gradients"] < 3e-6, report
 
 
 def test_cross_entropy_keeps_less_for_backward() -> None:
-    cases = [
-        {
-            "overrides": overrides(
-                precision__dtype="bf16", model__vocab_size=8192, model__num_layers=1
-            ),
-            "ways": ways("cross_entropy", "megatron", way),
-        }
-        for way in ("in_place", "chunked")
-    ]
+    wide = {"precision__dtype": "bf16", "model__vocab_size": 8192, "model__num_layers": 1}
+    cases = [case("cross_entropy", ("megatron", way), **wide) for way in ("in_place", "chunked")]
     tokens, vocabulary = 2 * 32, 8192
     for way, report in zip(("in_place", "chunked"), compare(1, cases), strict=True):
         # bf16 products round by 2^-8 = 0.4 %, and sums in another order, of other kernels too.
@@ -151,17 +147,14 @@ def test_a_compiled_layer_is_one_graph_and_computes_the_same(
 ) -> None:
     """With dropout: aot_eager draws the same numbers. A graph that breaks would be an error."""
     cases = [
-        {
-            "overrides": overrides(
-                **layout(tensor_parallel, sequence_parallel),
-                **attention(design),
-                model__dropout=0.1,
-                model__position_embedding=(
-                    "rope" if design in KEY_BIAS_BEFORE_SCORES else "learned"
-                ),
-            ),
-            "ways": ways("compile", "none", "layers"),
-        }
+        case(
+            "compile",
+            ("none", "layers"),
+            model__dropout=0.1,
+            model__position_embedding="rope" if design in KEY_BIAS_BEFORE_SCORES else "learned",
+            **layout(tensor_parallel, sequence_parallel),
+            **attention(design),
+        )
         for design, sequence_parallel in kinds
     ]
     for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
@@ -176,14 +169,13 @@ def test_recomputed_activations_are_those_that_were_not_kept() -> None:
         itertools.product(("orthogonal", "vanilla", "synthesizer_random"), ("attention", "full"))
     )
     cases = [
-        {
-            "overrides": overrides(
-                **layout(2, sequence_parallel=design == "vanilla"),
-                **attention(design),
-                model__dropout=0.1,
-            ),
-            "ways": ways("recompute", "none", what),
-        }
+        case(
+            "recompute",
+            ("none", what),
+            model__dropout=0.1,
+            **layout(2, sequence_parallel=design == "vanilla"),
+            **attention(design),
+        )
         for design, what in kinds
     ]
     kept: dict[tuple[str, str], float] = {}
@@ -191,13 +183,8 @@ def test_recomputed_activations_are_those_that_were_not_kept() -> None:
         assert report["loss"] == 0.0 and report["gradients"] == 0.0, (design, what)
         kept[design, what] = report["saved"]["other"] / report["saved"]["one"]
     for design in ("orthogonal", "vanilla", "synthesizer_random"):
-        assert (
-            kept[design, "attention"] < 0.8
-            and kept[design, "full"] < 0.75 * kept[design, "attention"]
-        ), (
-            design,
-            kept,
-        )
+        assert kept[design, "attention"] < 0.8, (design, kept)
+        assert kept[design, "full"] < 0.75 * kept[design, "attention"], (design, kept)
 
 
 def test_rows_that_fill_up_the_embedding_change_nothing() -> None:
@@ -325,16 +312,15 @@ def test_documents_attended_one_by_one_are_those_behind_a_mask() -> None:
     product = list(itertools.product(designs, (4, 2), ("none", "attention")))
     kinds = covering(product, pair_up)
     cases = [
-        {
-            "overrides": overrides(
-                **layout(2, True),
-                **attention(design),
-                model__num_query_groups=groups,
-                data__reset_at_document_end="true",
-                performance__recompute=recompute,
-            ),
-            "ways": ways("document_attention", "mask", "flash"),
-        }
+        case(
+            "document_attention",
+            ("mask", "flash"),
+            model__num_query_groups=groups,
+            data__reset_at_document_end="true",
+            performance__recompute=recompute,
+            **layout(2, True),
+            **attention(design),
+        )
         for design, groups, recompute in kinds
     ]
     for kind, report in zip(kinds, compare(2, cases), strict=True):

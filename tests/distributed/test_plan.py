@@ -15,7 +15,7 @@ from pretrain.config.tree import Config
 from pretrain.plan.activations import activations_of
 from pretrain.plan.memory import memory_of, rank_states, rank_tensors
 from pretrain.plan.workload import FP32, Workload, workload_of
-from tests.distributed.designs import design_keys
+from tests.distributed.designs import EIGHT_HEADS, design_keys
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -24,21 +24,10 @@ RANKS = 4
 LABEL_BYTES = 9
 """Bytes of a token's label, an int64, and of whether it counts."""
 # Odd on purpose: every stage has to pad, and no two tensors are equally large by chance.
-ODD = {
+ODD = EIGHT_HEADS | {
     "run.name": "plan",
-    "run.device": "cpu",
-    "model.num_layers": 2,
     "model.hidden_size": 33,
-    "model.head_dim": 4,
-    "model.ffn_hidden_size": 64,
-    "model.num_attention_heads": 8,
-    "model.num_query_groups": 4,
-    "model.vocab_size": 128,
-    "data.sequence_length": 16,
-    "data.micro_batch_size": 1,
     "data.global_batch_size": 4,
-    "schedule.steps": 10,
-    "schedule.warmup_steps": 1,
 }
 LEARNED = {"model.position_embedding": "learned", "model.tied_embeddings": "false"}
 MUON = {"optimizer.kind": "muon", "optimizer.muon.vector_learning_rate": "0.01"} | LEARNED
@@ -154,18 +143,15 @@ def of_passes(
     return [(load_config("demo", overrides(ROUND, *case)), next(memory[case[2]])) for case in cases]
 
 
+def engine_overrides(engine: tuple[str, int, str, int, dict[str, str]]) -> list[str]:
+    design, stage, dtype, size, changes = engine
+    changes = {"deepspeed.config": f"zero{stage}", **changes}
+    return overrides(ODD, design, dtype=dtype, size=size, changes=changes)
+
+
 @pytest.fixture(scope="module")
 def audits() -> list[list[dict[str, Any]]]:
-    configs = [
-        overrides(
-            ODD,
-            design,
-            dtype=dtype,
-            size=size,
-            changes={"deepspeed.config": f"zero{stage}", **changes},
-        )
-        for design, stage, dtype, size, changes in ENGINES
-    ]
+    configs = [engine_overrides(engine) for engine in ENGINES]
     return run_ranks(RANKS, "tests.distributed.workers.plan:audits", {"configs": configs})
 
 
@@ -175,17 +161,7 @@ def audits() -> list[list[dict[str, Any]]]:
 def test_the_states_of_every_rank_are_those_that_the_audit_finds(
     audits: list[list[dict[str, Any]]], number: int
 ) -> None:
-    design, stage, dtype, size, changes = ENGINES[number]
-    config = load_config(
-        "demo",
-        overrides(
-            ODD,
-            design,
-            dtype=dtype,
-            size=size,
-            changes={"deepspeed.config": f"zero{stage}", **changes},
-        ),
-    )
+    config = load_config("demo", engine_overrides(ENGINES[number]))
     assert len(audits[number]) == RANKS
     for rank in audits[number]:
         work = workload_of(resolve(config, RANKS))
@@ -204,7 +180,7 @@ def test_the_states_of_every_rank_are_those_that_the_audit_finds(
 
 @pytest.fixture(scope="module")
 def kept() -> list[tuple[Config, list[int]]]:
-    return of_passes(PASSES, "kept_for_backward")
+    return of_passes(PASSES, "activations")
 
 
 @pytest.mark.parametrize(

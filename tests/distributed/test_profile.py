@@ -13,7 +13,7 @@ import pytest
 
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import STEP_SECONDS
-from tests.ranks import train_on_warm_ranks
+from tests.ranks import train_to_end
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.slow
@@ -31,8 +31,7 @@ def runs(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     watched = {"telemetry__profile": "{at: 3, steps: 2, ranks: all}", "run__deterministic": "true"}
     for name, changes in {"plain": {}, "watched": watched}.items():
         overrides = tiny_overrides(tiny_shards, runs, name, schedule__steps=STEPS, **changes)
-        done = train_on_warm_ranks(overrides, ranks=2)
-        assert done.returncode == 0, done.stderr
+        train_to_end(overrides, ranks=2)
     return runs
 
 

@@ -11,7 +11,7 @@ from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import LARGEST_SCORE
 from tests.command_line import assert_same_checkpoint
 from tests.distributed.designs import design_overrides
-from tests.ranks import train_on_warm_ranks
+from tests.ranks import train_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +40,7 @@ def trained(
     overrides = design_overrides(
         "orthogonal_trainable", shards, run.parent, name=run.name, zero_stage=stage, **changes
     )
-    done = train_on_warm_ranks(overrides, ranks)
-    assert done.returncode == 0, done.stderr
+    train_to_end(overrides, ranks)
     return list(read_metrics(run / "metrics.jsonl"))
 
 

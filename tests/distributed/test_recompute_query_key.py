@@ -8,24 +8,23 @@ import itertools
 import pytest
 
 from pretrain.config.load import load_config
-from tests.distributed.test_performance import LAYOUTS, attention, compare, layout, overrides, ways
+from tests.distributed.test_performance import LAYOUTS, attention, case, compare, layout
 
 
 @pytest.mark.parametrize(("tensor_parallel", "sequence_parallel"), LAYOUTS)
 def test_structured_queries_and_keys_are_made_again_bit_by_bit(
     tensor_parallel: int, sequence_parallel: bool
 ) -> None:
-    kinds = list(itertools.product(("rope", "learned"), (4, 2) if tensor_parallel < 4 else (4,)))
+    kinds = list(itertools.product(("rope", "learned"), (4, 2)))
     cases = [
-        {
-            "overrides": overrides(
-                **layout(tensor_parallel, sequence_parallel),
-                **attention("monarch"),
-                model__position_embedding=positions,
-                model__num_query_groups=groups,
-            ),
-            "ways": ways("recompute", "none", "query_key"),
-        }
+        case(
+            "recompute",
+            ("none", "query_key"),
+            model__position_embedding=positions,
+            model__num_query_groups=groups,
+            **layout(tensor_parallel, sequence_parallel),
+            **attention("monarch"),
+        )
         for positions, groups in kinds
     ]
     for (positions, groups), report in zip(kinds, compare(tensor_parallel, cases), strict=True):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 from tests.fabricated_runs import write_run
 from tests.pretrain.export.test_source_model import model
-from tests.ranks import warm_cli
+from tests.ranks import run_program, warm_cli
 
 pytestmark = pytest.mark.slow
 
@@ -116,8 +115,7 @@ def test_every_verb_refuses_it_and_names_it(case: str, kind: str, files: Path) -
         if package == "pretrain":
             done = warm_cli(arguments, timeout=120)
         else:
-            whole = [sys.executable, "-m", package, *arguments]
-            done = subprocess.run(whole, timeout=120, capture_output=True, text=True, check=False)
+            done = run_program([sys.executable, "-m", package, *arguments], timeout=120)
     finally:
         odd.unlink()
         if aside.exists():

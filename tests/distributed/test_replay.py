@@ -266,15 +266,8 @@ def test_documents_whose_loss_is_not_finite_come_first() -> None:
 
 
 def test_a_replay_ends_at_a_signal(single: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pretrain",
-        "replay",
-        str(single),
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "pretrain", "replay", str(single), "--out", str(out)]
     with subprocess.Popen(
         command, cwd=ROOT, env=rank_environment(), stderr=subprocess.PIPE, text=True
     ) as replay:
@@ -287,7 +280,7 @@ def test_a_replay_ends_at_a_signal(single: Path, tmp_path: Path) -> None:
         assert replay.wait(60) == 128 + signal.SIGTERM
         assert replay.stderr is not None
         assert replay.stderr.read() == "rank 0 was ended by signal 15 (Terminated)\n"
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
 
 
 @pytest.mark.full

@@ -25,7 +25,7 @@ from tests.command_line import (
     wait_until,
 )
 from tests.fabricated_seals import made_seal
-from tests.ranks import function_on_warm_ranks, train_on_warm_ranks
+from tests.ranks import function_on_warm_ranks, train_to_end
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(1200)
@@ -58,10 +58,8 @@ def uninterrupted(
     @cache
     def trained(stage: int, ranks: int = 4) -> Path:
         name = f"zero{stage}-{ranks}"
-        done = train_on_warm_ranks(
-            overrides_for(tiny_shards, runs, name=name, stage=stage, ranks=ranks), ranks
-        )
-        assert done.returncode == 0, done.stderr
+        overrides = overrides_for(tiny_shards, runs, name=name, stage=stage, ranks=ranks)
+        train_to_end(overrides, ranks)
         return runs / name
 
     return trained
@@ -103,8 +101,7 @@ def test_kill_before_and_during_saves_then_resume(
     killed_at(f"{second_save.name}/checkpoint.json.")  # a temporary name, after every rank's file
     assert list(second_save.glob("*.safetensors")) and not (second_save / "COMPLETE").exists()
 
-    done = train_on_warm_ranks(overrides, ranks=4)
-    assert done.returncode == 0, done.stderr
+    train_to_end(overrides, ranks=4)
     assert_same_run(run, uninterrupted(stage), EVERY)
 
 
@@ -135,8 +132,7 @@ def test_signal_saves_exits_0_and_resumes_exactly(
     assert (run / "state").read_text() == state
     assert stopped_at < EVERY and (run / f"checkpoints/step_{stopped_at:08d}/COMPLETE").is_file()
 
-    done = train_on_warm_ranks(overrides, ranks=2)
-    assert done.returncode == 0, done.stderr
+    train_to_end(overrides, ranks=2)
     assert_same_run(run, uninterrupted(1, ranks=2), stopped_at)
 
 
@@ -151,8 +147,7 @@ def test_another_content_of_the_deepspeed_file_and_seals_are_recorded(
     for steps, more in ((2, {}), (4, {}), (6, {"gradient_predivide_factor": 2.0})):
         settings.write_text(json.dumps({"zero_optimization": {"stage": 1}, **more}))
         overrides = tiny_overrides(tiny_shards, tmp_path, "run", **changes, schedule__steps=steps)
-        done = train_on_warm_ranks(overrides, ranks=1)
-        assert done.returncode == 0, done.stderr
+        done = train_to_end(overrides, ranks=1)
         if steps == 4:
             seal.path.unlink()
     digest = hashlib.sha256(settings.read_bytes()).hexdigest()

@@ -17,8 +17,13 @@ import pytest
 from pretrain.checkpoint.verify import verify
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import read_metrics
-from tests.command_line import assert_same_checkpoint, deterministic_metrics, logged_steps
-from tests.ranks import function_on_warm_ranks, run_ranks, train_on_warm_ranks
+from tests.command_line import (
+    assert_refused,
+    assert_same_checkpoint,
+    deterministic_metrics,
+    logged_steps,
+)
+from tests.ranks import function_on_warm_ranks, run_ranks, train_to_end, warm_cli
 from tests.tiny import tiny_overrides
 
 WORKER = "tests.distributed.workers.saving:"
@@ -79,29 +84,15 @@ def test_a_run_killed_anywhere_in_a_save_resumes_from_the_newest_complete_checkp
             verify(complete, by_hash=True)
         assert bool(run.unfinished_checkpoints()) == leaves_something, path_part
         assert max(logged_steps(run.path), default=0) >= newest
+    assert_refused(warm_cli(["compare", str(run.path)]), "its state is 'running'", "resume it")
     left = [run.checkpoints / name for name in (".latest.123", "latest.node-123.tmp")]
     for file in left:
         file.write_text("step_00000002\n")
-    done = train_on_warm_ranks(planned, ranks=2)
-    assert done.returncode == 0, done.stderr
+    done = train_to_end(planned, ranks=2)
     assert "removed step_00000004, which a killed run had not finished to save" in done.stdout
     assert not any(file.exists() for file in left)
     assert_same_run(run.path, synchronous)
     assert len(run.complete_checkpoints()) == 3 and run.unfinished_checkpoints() == []
-
-
-def test_a_kill_in_the_middle_of_a_file_leaves_no_checkpoint(
-    tiny_shards: Path, tmp_path: Path
-) -> None:
-    planned = overrides(tiny_shards, tmp_path, "cut", checkpoint__every=1, **LARGE)
-    file = tmp_path / "cut/checkpoints/step_00000002/rank_00000.safetensors"
-    payload = {"overrides": planned, "file": str(file), "bytes": 2**24}
-    done = function_on_warm_ranks(1, WORKER + "killed_at_size", payload)
-    assert done.returncode != 0
-    run = RunDirectory(tmp_path / "cut")
-    whole = (run.checkpoint(1) / file.name).stat().st_size
-    assert file.stat().st_size == 2**24 < whole
-    assert run.complete_checkpoints() == [run.checkpoint(1)]
 
 
 def test_what_one_rank_cannot_write_stops_all_with_one_sentence_and_nothing_half_written(

@@ -6,13 +6,12 @@ The peer's losses, AdamW that clips, the benchmark.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, rank_environment, run_ranks
+from tests.ranks import ROOT, run_program, run_ranks
 from tests.tiny import tiny_overrides
 
 STEPS = 20
@@ -102,24 +101,9 @@ def test_cuda_is_told_to_order_its_work_only_for_tensor_parallelism(
 @pytest.mark.slow
 def test_the_benchmark_measures_every_contender(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.step.measure",
-        "--steps",
-        "2",
-        "--shape",
-        "1x64x1x16",
-    ]
-    environment = rank_environment() | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, "--settings", "", "deepspeed.config=zero1", "--json", str(report_file)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-m", "benchmarks.step.measure", "--steps=2", "--shape=1x64x1x16"]
+    options = ["--settings", "", "deepspeed.config=zero1", "--json", report_file]
+    done = run_program([*command, *options], environment={"PYTHONPATH": str(ROOT)}, timeout=300)
     assert done.returncode == 0, done.stderr
     report = json.loads(report_file.read_text())
     kinds = ("vanilla", "orthogonal", "vanilla again", "orthogonal again")

@@ -14,7 +14,7 @@ import pytest
 from pretrain.runs.directory import RunDirectory
 from tests.command_line import deterministic_metrics
 from tests.mounts import mounted
-from tests.ranks import function_on_warm_ranks, train_on_warm_ranks
+from tests.ranks import function_on_warm_ranks, train_to_end
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def undisturbed(overrides: Overrides, tmp_path_factory: pytest.TempPathFactory) 
     """{ranks: run directory}"""
     places = {ranks: tmp_path_factory.mktemp("undisturbed") for ranks in (1, 2)}
     for ranks, runs in places.items():
-        assert train_on_warm_ranks(overrides(runs), ranks).returncode == 0
+        train_to_end(overrides(runs), ranks)
     return {ranks: runs / "run" for ranks, runs in places.items()}
 
 
@@ -107,7 +107,6 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(
     )
 
     (small_disk / "filler").unlink()
-    again = train_on_warm_ranks(overrides(small_disk), ranks)
-    assert again.returncode == 0, again.stderr
+    train_to_end(overrides(small_disk), ranks)
     assert run.state() == "finished"
     assert deterministic_metrics(run.path) == deterministic_metrics(undisturbed[ranks])

@@ -17,7 +17,7 @@ from pretrain.runs.directory import GOOD, RunDirectory
 from pretrain.runs.facts import read_facts
 from tests.command_line import files_under
 from tests.distributed.workers.strangers import ALLOWED, LOG
-from tests.ranks import ROOT, run_program, train_on_warm_ranks
+from tests.ranks import ROOT, run_program, train_to_end
 from tests.tiny import tiny_overrides
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
@@ -32,8 +32,7 @@ def runs(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "theirs": {"attention__variant": "vanilla", "checkpoint__keep_last": 9, **WSD},
         "other": {"attention__variant": "orthogonal", **WSD},
     }.items():
-        done = train_on_warm_ranks(tiny_overrides(tiny_shards, directory, name, **changes), 1)
-        assert done.returncode == 0, done.stderr
+        train_to_end(tiny_overrides(tiny_shards, directory, name, **changes), ranks=1)
     return directory
 
 
@@ -110,8 +109,7 @@ def test_a_branch_only_reads_a_strangers_trunk(
     changes = {"attention__variant": "vanilla", **WSD, "schedule__branch_from": trunk}
     changes["schedule__steps"] = 4
     overrides = tiny_overrides(tiny_shards, tmp_path / "runs", "branch", **changes)
-    done = train_on_warm_ranks(overrides, 1)
-    assert done.returncode == 0, done.stderr
+    train_to_end(overrides, ranks=1)
     assert files_under(trunk) == files and [*forbidden.iterdir()] == []
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,15 @@ def test_ranks_that_were_all_suspended_continue_or_say_so(
             assert (run / "checkpoints" / f"step_{int(sentence[1]):08d}" / "COMPLETE").exists()
 
 
+def the_error(worker: str, payload: dict[str, Any]) -> str:
+    """The only line of two ranks about an error, after which they end with code 2."""
+    asked = {"timeout": 2, **payload}
+    done = function_on_warm_ranks(2, WORKER + worker, asked, timeout=120)
+    assert done.returncode == 2, done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if "rror" in line]
+    return error
+
+
 @pytest.mark.parametrize(
     ("held", "sentence"),
     [
@@ -104,11 +114,7 @@ def test_ranks_that_were_all_suspended_continue_or_say_so(
 def test_what_a_rank_that_does_not_come_does_or_what_holds_all_is_said(
     held: str, sentence: str
 ) -> None:
-    payload = {"timeout": 2, "held": held}
-    done = function_on_warm_ranks(2, WORKER + "one_is_busy", payload, timeout=120)
-    assert done.returncode == 2, done.stderr
-    (error,) = [line for line in done.stderr.splitlines() if "rror" in line]
-    assert re.match(sentence, error)
+    assert re.match(sentence, the_error("one_is_busy", {"held": held}))
 
 
 @pytest.mark.parametrize(
@@ -121,10 +127,8 @@ def test_a_file_that_does_not_answer_is_named(
 ) -> None:
     pipe = tmp_path / "COMPLETE"
     os.mkfifo(pipe)
-    payload = {"timeout": 2, "pipe": str(pipe), "readers": readers, "held": held}
-    done = function_on_warm_ranks(2, WORKER + "all_read_a_pipe", payload, timeout=120)
-    assert done.returncode == 2, done.stderr
-    (error,) = [line for line in done.stderr.splitlines() if "rror" in line]
+    payload = {"pipe": str(pipe), "readers": readers, "held": held}
+    error = the_error("all_read_a_pipe", payload)
     assert re.match(r"error: rank [01] on \S+ .*at finding the newest checkpoint", error), error
     why = held or f"{pipe} does not answer; look at its file system"
     assert f": {why}; then the same command" in error
@@ -138,10 +142,7 @@ def test_ranks_wait_for_rank_0_for_longer_than_a_collective_may_take() -> None:
 
 def test_a_rank_0_that_hangs_at_work_for_which_others_wait_is_found(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    payload = {"timeout": 2, "pipe": str(tmp_path / "pipe")}
-    done = function_on_warm_ranks(2, WORKER + "rank_0_hangs_at_work", payload, timeout=120)
-    assert done.returncode == 2, done.stderr
-    (error,) = [line for line in done.stderr.splitlines() if "rror" in line]
+    error = the_error("rank_0_hangs_at_work", {"pipe": str(tmp_path / "pipe")})
     assert re.match(r"error: rank 0 on \S+ .*at the order of the samples.*pipe does not ans", error)
 
 

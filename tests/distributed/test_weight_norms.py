@@ -1,4 +1,7 @@
-"""Norms of weights and updates, and spectral norms, against the weights of checkpoints."""
+"""Norms of weights and updates, and spectral norms, against the weights of checkpoints.
+
+They and what is measured of attention are the same in any layout, and disturb no training.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ import pytest
 
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import SPECTRAL_NORM, UPDATE_NORM, WEIGHT_NORM
-from tests.command_line import assert_same_checkpoint
+from tests.command_line import assert_same_checkpoint, deterministic_metrics
 from tests.distributed.designs import design_overrides
-from tests.ranks import run_ranks, train_on_warm_ranks
+from tests.distributed.test_attention_scores import FAMILIES
+from tests.ranks import run_ranks, train_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +23,16 @@ EVERY, STEPS = 2, 4
 PATTERNS = (
     "['*.linear_proj.weight', '*.value_weight', '*_query', 'embedding.word_embeddings.weight']"
 )
-MEASURED = {"telemetry__weights_every": EVERY, "telemetry__spectral_norms": PATTERNS}
+MEASURED = {
+    "telemetry__weights_every": EVERY,
+    "telemetry__spectral_norms": PATTERNS,
+    "telemetry__attention_every": EVERY,
+}
+TOLERANCE = {
+    **dict.fromkeys((WEIGHT_NORM, UPDATE_NORM, SPECTRAL_NORM), 1e-3),
+    **dict.fromkeys(FAMILIES, 1e-5),
+}
+"""{what is measured: largest relative difference between layouts}"""
 
 
 def trained(shards: Path, run: Path, ranks: int, stage: int, **keys: object) -> Path:
@@ -36,15 +49,14 @@ def trained(shards: Path, run: Path, ranks: int, stage: int, **keys: object) -> 
         checkpoint__keep_last=9,
         **keys,
     )
-    done = train_on_warm_ranks(overrides, ranks)
-    assert done.returncode == 0, done.stderr
+    train_to_end(overrides, ranks)
     return run
 
 
 def measured(run: Path) -> list[dict[str, dict[str, float]]]:
     """Return what each record has, by family."""
     return [
-        {family.tag: family.members(record) for family in (WEIGHT_NORM, UPDATE_NORM, SPECTRAL_NORM)}
+        {family.tag: family.members(record) for family in TOLERANCE}
         for record in read_metrics(run / "metrics.jsonl")
     ]
 
@@ -56,7 +68,8 @@ def alone(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_norms_are_those_of_the_weights_in_checkpoints(alone: Path) -> None:
     records = measured(alone)
-    assert [bool(record["weights/norm/"]) for record in records] == [False, True, False, True]
+    for record, wanted in zip(records, (False, True, False, True), strict=True):
+        assert {bool(members) for members in record.values()} == {wanted}
     payload = {"run": str(alone), "steps": [STEPS - 1, STEPS]}
     expected: dict[str, Any] = run_ranks(1, "tests.distributed.workers.weight_norms:plain", payload)
     last_record = records[-1]
@@ -83,12 +96,17 @@ def test_layouts_agree(
     """They train to the same numbers but for rounding."""
     run = trained(tiny_shards, tmp_path / "run", 2, stage, **MEASURED, **keys)
     for record, other in zip(measured(alone), measured(run), strict=True):
-        for family, norms in record.items():
-            assert other[family] == pytest.approx(norms, rel=1e-3), family
+        for family, tolerance in TOLERANCE.items():
+            expected = pytest.approx(record[family.tag], rel=tolerance)
+            assert other[family.tag] == expected, family.tag
 
 
 def test_the_training_does_not_notice(alone: Path, tiny_shards: Path, tmp_path: Path) -> None:
     without = trained(tiny_shards, tmp_path / "run", 1, 1)
     assert not any(any(record.values()) for record in measured(without))
+    losses = [
+        [record["loss/train"] for record in deterministic_metrics(run)] for run in (alone, without)
+    ]
+    assert losses[0] == losses[1]
     last = f"checkpoints/step_{STEPS:08d}"
     assert_same_checkpoint(alone / last, without / last)

@@ -6,11 +6,9 @@ Look into live engines, and corrupt some.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from megatron_patches.bank.shards import digest
 from megatron_patches.engine.freeze import FROZEN_BUFFERS, audit_rank, frozen_layers, frozen_weights
@@ -20,12 +18,12 @@ from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
-from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.position import Position
 from pretrain.training.engine import wrap_model
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import Run, open_run
+from tests.distributed.workers.runs import of_all_ranks, parallel
 
 
 def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +31,7 @@ def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
     return {
         "engines": [_engine(load_config("demo", overrides)) for overrides in payload["engines"]],
         "corrupted": {
-            name: _corrupted(load_config("demo", overrides), CORRUPTIONS[name.split("-")[0]])
+            name: _corrupted(load_config("demo", overrides), name.startswith("trainable"))
             for name, overrides in payload["corrupted"].items()
         },
     }
@@ -58,8 +56,7 @@ def _engine(config: Config) -> dict[str, Any]:
             ),
             "tensor_parallel_rank": run.context.tensor_parallel_rank,
         }
-        ranks: list[Any] = [None] * run.context.world_size
-        dist.all_gather_object(ranks, facts)
+        ranks = of_all_ranks(facts)
     counted = count_parameters(config.shape, config.policy)
     return {
         "file": json.loads((config.run_path / "audit.json").read_text()),
@@ -101,49 +98,32 @@ def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | No
     }
 
 
-def _banks(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
-    """(layer, name, values) of the buffers with frozen rows or factors, taken out of layers."""
-    for _, layer in frozen_layers(model):
-        assert isinstance(layer, torch.nn.Module)
-        for name in FROZEN_BUFFERS:
-            if layer._buffers[name] is not None:
-                yield layer, name, layer._buffers.pop(name)
-
-
-def _as_frozen_parameter(model: torch.nn.Module) -> None:
-    """Make the bank a parameter without a gradient, which the product must never do."""
-    for layer, name, bank in _banks(model):
-        layer.register_parameter(name, torch.nn.Parameter(bank, requires_grad=False))
-
-
-def _as_trainable_parameter(model: torch.nn.Module) -> None:
-    """The same with a gradient, so that the bank also enters the optimizer's groups."""
-    for layer, name, bank in _banks(model):
-        layer.register_parameter(name, torch.nn.Parameter(bank))
-
-
-CORRUPTIONS: dict[str, Callable[[torch.nn.Module], None]] = {
-    "frozen": _as_frozen_parameter,
-    "trainable": _as_trainable_parameter,
-}
-
-
-def _corrupted(config: Config, corrupt: Callable[[torch.nn.Module], None]) -> str:
+def _corrupted(config: Config, requires_grad: bool) -> str:
     """The audit's complaint about a model that was spoiled before DeepSpeed saw it.
 
     "" if it has none.
     """
-    launch = LaunchEnvironment.read()
-    context = initialize_distributed(launch, config.parallel.tensor_model_parallel_size, 60)
-    model = build_model(config, context)
-    corrupt(model)
-    try:
-        wrap_model(model, resolve(config, context.world_size), context)
-        complaint = ""
-    except MethodError as error:
-        complaint = str(error)
-    complaints: list[Any] = [None] * launch.world_size
-    dist.all_gather_object(complaints, complaint)
-    shutdown_distributed(context)
+    with parallel(config.parallel.tensor_model_parallel_size) as context:
+        model = build_model(config, context)
+        _make_bank_parameters(model, requires_grad)
+        try:
+            wrap_model(model, resolve(config, context.world_size), context)
+            complaint = ""
+        except MethodError as error:
+            complaint = str(error)
+        complaints = of_all_ranks(complaint)
     assert len(set(complaints)) == 1, complaints
     return complaint
+
+
+def _make_bank_parameters(model: torch.nn.Module, requires_grad: bool) -> None:
+    """Make the bank parameters, which the product must never do.
+
+    With a gradient they also enter the optimizer's groups.
+    """
+    for _, layer in frozen_layers(model):
+        assert isinstance(layer, torch.nn.Module)
+        for name in FROZEN_BUFFERS:
+            if layer._buffers[name] is not None:
+                bank = layer._buffers.pop(name)
+                layer.register_parameter(name, torch.nn.Parameter(bank, requires_grad))

@@ -9,14 +9,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train
 from pretrain.training.open_run import open_run
+from tests.distributed.workers.runs import of_all_ranks
 
 
 def global_batches(payload: dict[str, Any]) -> list[list[list[int]]]:
@@ -29,8 +28,7 @@ def _global_batches(config: Config) -> list[list[int]]:
     with open_run(config) as run:
         for consumed in range(0, 3 * config.data.global_batch_size, config.data.global_batch_size):
             for micro_batch in run.batches.at(consumed):
-                ranks: list[Any] = [None] * run.context.world_size
-                dist.all_gather_object(ranks, micro_batch.tolist())
+                ranks = of_all_ranks(micro_batch.tolist())
                 samples += [sample for rank in ranks for sample in rank]
     return samples
 

@@ -1,21 +1,15 @@
-"""Rank functions of test_evaluate_runs.py: train under a layout; load on one rank.
-
-Look into heads.
-"""
+"""Rank functions of tests/laboratory/evaluation/test_runs.py: load what any layout trained."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from megatron.core.models.gpt import GPTModel
 from safetensors.torch import load_file, save_file
 
 from laboratory.evaluation.heads.approximation import (
@@ -25,12 +19,8 @@ from laboratory.evaluation.heads.approximation import (
     run_grid,
 )
 from laboratory.evaluation.heads.trained_model import load_trained_model
-from megatron_patches.attention.heads import attention_observed, head_weights
-from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.model.build import build_model, token_losses
-from pretrain.model.packing import document_layout
 from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.single_process import one_process
 from pretrain.runs.directory import RunDirectory
@@ -38,7 +28,7 @@ from tests.distributed.workers.runs import train_all
 
 
 def evaluate_all(payload: dict[str, Any]) -> dict[str, Any]:
-    """On one rank: train its runs, load those and others, spoil copies, and the bare functions."""
+    """On one rank: train its runs, load those and others, spoil copies, and regress."""
     states = train_all(payload)
     paths = [Path(path) for path in payload["load"]]
     tiny = Grid(("vanilla", "orthogonal"), (8, 16), (1,), seeds=1, steps=25, learning_rate=5e-3)
@@ -48,7 +38,6 @@ def evaluate_all(payload: dict[str, Any]) -> dict[str, Any]:
             trained = load_trained_model(path, context)
             losses[path.name] = (trained.validation_loss, trained.run.result.validation_loss)
         moved = [_moved_by_order(tiny.config(name, 16, 1, 1), context) for name in tiny.variants]
-        heads = [_heads(load_config("demo", overrides), context) for overrides in payload["models"]]
         refusals = {
             name: _refusal(paths[0], Path(payload["spoilt"]) / name, spoil, context)
             for name, spoil in SPOILS.items()
@@ -61,7 +50,6 @@ def evaluate_all(payload: dict[str, Any]) -> dict[str, Any]:
     return {
         "states": states,
         "losses": losses,
-        "heads": heads,
         "refusals": refusals,
         "trials": trials,
         "moved_by_order": moved,
@@ -140,56 +128,3 @@ def _refusal(run: Path, copy: Path, spoil: Any, context: ParallelContext) -> str
     except UserError as error:
         return str(error)
     return "not refused"
-
-
-def _heads(config: Config, context: ParallelContext) -> dict[str, float]:
-    """Largest differences of `head_weights` and `attention_observed` from what they should be."""
-    model = build_model(config, context).eval()
-    attention = model.decoder.layers[1].self_attention
-    weights = head_weights(attention)
-    hidden = torch.randn(5, 2, config.model.hidden_size)
-    with torch.no_grad():
-        query, key = attention.get_query_key_value_tensors(hidden)[:2]
-    linear = max(
-        float((torch.einsum("sbn,hdn->sbhd", hidden.double(), w) - image).abs().max())
-        for w, image in ((weights.query, query), (weights.key, key))
-    )
-    tokens = torch.from_numpy(
-        np.random.default_rng(0).integers(0, config.model.vocab_size, (2, 13))
-    )
-    boundary = int(tokens[0, 4])
-    return {
-        "linear": linear,
-        "causal": _attention(model, tokens, None),
-        "documents": _attention(model, tokens, boundary),
-    }
-
-
-def _attention(model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> float:
-    """Scores and distributions of the last layer against q·k/√d, and softmax, of what it got."""
-    caught, observed = [], {}
-    core = model.decoder.layers[1].self_attention.core_attention
-    handle = core.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[:2]))
-    with (
-        torch.no_grad(),
-        attention_observed(model, lambda layer, *seen: observed.update({layer: seen})),
-    ):
-        watched = token_losses(model, tokens, boundary)
-    handle.remove()
-    with torch.no_grad():
-        assert torch.equal(watched, token_losses(model, tokens, boundary))
-    assert set(observed) == {0, 1} and len(caught) == 1
-    query, key = caught[0]
-    if core.rotary is not None:
-        query = core.rotary.rotate(query)
-        key = core.rotary.rotate(key)
-    key = key.repeat_interleave(query.size(2) // key.size(2), dim=2)
-    scores = torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(query.size(-1))
-    length = scores.size(-1)
-    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-    if boundary is not None:
-        hidden = document_layout(tokens[:, :-1], boundary).documents.mask()
-    probabilities, seen = observed[1]
-    expected = scores.masked_fill(hidden, -math.inf).softmax(-1)
-    errors = (probabilities - expected, (seen - scores) / scores.abs().max())
-    return max(float(error.abs().max()) for error in errors)

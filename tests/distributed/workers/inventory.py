@@ -8,17 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model
-from pretrain.ranks.environment import LaunchEnvironment
-from pretrain.ranks.groups import initialize_distributed, set_seeds, shutdown_distributed
+from pretrain.ranks.groups import set_seeds
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
+from tests.distributed.workers.runs import of_all_ranks, parallel
 
 ROWS = ("shape", "dimension that is cut", "phases", "weight decay")
 
@@ -37,16 +36,14 @@ def live_and_listed(payload: dict[str, Any]) -> list[dict[str, list[dict[str, An
 
 def _compare(config: Config, phase: int) -> dict[str, list[dict[str, Any]]]:
     size = config.parallel.tensor_model_parallel_size
-    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=60)
-    set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
-    model = build_model(config, context, phase)
-    assert model.inventory == tensors(config.shape, config.policy, phase)
-    engine, _, _ = wrap_model(model, resolve(config, context.world_size), context)
-    rank_tensors = _live(model, engine.optimizer)
-    release_engine(engine)
-    live: list[Any] = [None] * context.world_size
-    dist.all_gather_object(live, rank_tensors)
-    shutdown_distributed(context)
+    with parallel(size) as context:
+        set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
+        model = build_model(config, context, phase)
+        assert model.inventory == tensors(config.shape, config.policy, phase)
+        engine, _, _ = wrap_model(model, resolve(config, context.world_size), context)
+        rank_tensors = _live(model, engine.optimizer)
+        release_engine(engine)
+        live = of_all_ranks(rank_tensors)
     listed = [
         {
             tensor.name: [

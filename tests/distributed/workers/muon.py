@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,7 +37,7 @@ def against_torch(payload: dict[str, Any]) -> dict[str, Any]:
         }
         alone = {name: [_leaf(part) for part in _matrices(name, p)] for name, p in matrices.items()}
         updated = [part for parts in alone.values() for part in parts]
-        reference = _torch_muon(updated, config) if payload["bf16"] else _Formula(updated, config)
+        reference = _torch_muon(updated, config)
         for _ in range(3):
             for parameter in model.parameters():
                 parameter.grad = torch.randn(parameter.shape, generator=draw)
@@ -101,32 +100,3 @@ def _torch_muon(weights: list[torch.nn.Parameter], config: Config) -> torch.opti
         ns_steps=of_kind.newton_schulz_steps,
         adjust_lr_fn=scales[of_kind.update_scale],
     )
-
-
-class _Formula:
-    """The same in fp32, which torch.optim.Muon does not do."""
-
-    def __init__(self, weights: list[torch.nn.Parameter], config: Config) -> None:
-        self.weights, self.settings = weights, config.optimizer
-        self.momenta = [torch.zeros_like(weight) for weight in weights]
-
-    @torch.no_grad()
-    def step(self) -> None:
-        settings = self.settings
-        of_kind: Any = settings.of_kind
-        decay = of_kind.momentum
-        for weight, momentum in zip(self.weights, self.momenta, strict=True):
-            assert weight.grad is not None
-            momentum.copy_(decay * momentum + (1 - decay) * weight.grad)
-            ahead = decay * momentum + (1 - decay) * weight.grad
-            x = ahead if of_kind.nesterov else momentum
-            x = x / x.norm()
-            for _ in range(of_kind.newton_schulz_steps):
-                gram = x @ x.T
-                x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
-            rows, columns = weight.shape
-            scale = 0.2 * math.sqrt(max(rows, columns))
-            if of_kind.update_scale == "spectral":
-                scale = math.sqrt(max(1, rows / columns))
-            rate = settings.learning_rate
-            weight.copy_((1 - rate * settings.weight_decay) * weight - rate * scale * x)

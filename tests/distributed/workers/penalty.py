@@ -9,11 +9,9 @@ import torch
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
-from pretrain.ranks.signals import StopSignals
-from pretrain.runs.metrics_file import read_metrics
-from pretrain.training.loop import train
 from pretrain.training.open_run import open_run
 from tests.distributed.plain_training import plain_optimizer, plain_step
+from tests.distributed.workers.runs import curves
 from tests.tiny import with_sections
 
 TAGS = ("loss/train", "loss/orthogonal_penalty", "optim/grad_norm", "loss/valid")
@@ -22,19 +20,13 @@ TAGS = ("loss/train", "loss/orthogonal_penalty", "optim/grad_norm", "loss/valid"
 def curves_and_reference(payload: dict[str, Any]) -> dict[str, Any]:
     """{tag: values} of each config, and one more training without DeepSpeed and our Function."""
     return {
-        "curves": [_curves(load_config("demo", overrides)) for overrides in payload["runs"]],
+        "curves": [curves(overrides, TAGS) for overrides in payload["runs"]],
         "reference": _reference(load_config("demo", payload["reference"])),
     }
 
 
-def _curves(config: Config) -> dict[str, list[float]]:
-    train(config, StopSignals())
-    records = list(read_metrics(config.run_path / "metrics.jsonl"))
-    return {tag: [record[tag] for record in records if tag in record] for tag in TAGS}
-
-
 def _reference(config: Config) -> dict[str, list[float]]:
-    curves: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
+    expected: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
     with open_run(config) as run:  # for its data
         plain = config.attention.model_copy(
             update={"variant": "orthogonal_trainable", "penalty": None}
@@ -46,9 +38,9 @@ def _reference(config: Config) -> dict[str, list[float]]:
             loss = token_losses(model, batch).mean()
             penalty = _penalty(model, config)
             norm, _ = plain_step(model, optimizer, terms=(loss, penalty), config=config, step=step)
-            for tag, value in zip(curves, (loss.item(), penalty.item(), norm), strict=True):
-                curves[tag].append(value)
-    return curves
+            for tag, value in zip(expected, (loss.item(), penalty.item(), norm), strict=True):
+                expected[tag].append(value)
+    return expected
 
 
 def _penalty(model: torch.nn.Module, config: Config) -> torch.Tensor:

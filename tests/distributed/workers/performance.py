@@ -21,7 +21,7 @@ from pretrain.config.tree import Config
 from pretrain.model.build import build_model, compile_layers, token_losses
 from pretrain.ranks.groups import ParallelContext, set_seeds
 from pretrain.training.phase_engine import PhasedEngine
-from tests.distributed.one_layer import OperationLog
+from tests.distributed.one_layer import OperationLog, kept_for_backward
 from tests.distributed.workers.runs import parallel
 
 EOD = 2
@@ -93,26 +93,17 @@ def _pass(
     if config.performance.compile == "layers":
         compile_layers(model, "aot_eager")
     set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
-    weights = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
     boundary = EOD if config.data.reset_at_document_end else None
     log = OperationLog()
     with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        kept_for_backward(model) as kept,
         nullcontext() if config.performance.compile == "layers" else log,
     ):
         losses = token_losses(model, some_tokens(config), boundary)
         # Tokens count differently, so that a gradient that forgets how much each counts is noticed.
         weight = torch.linspace(0.5, 1.5, losses.numel()).view_as(losses)
         total = sum(take_auxiliary_losses(model).values(), (losses * weight).mean())
-    saved = sum(kept.values())
+    saved = sum(storage.nbytes() for storage in kept.values())
     total.backward()
     gradients = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": losses.detach(), **gradients}, {

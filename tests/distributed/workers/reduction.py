@@ -17,6 +17,7 @@ from pretrain.ranks.signals import StopSignals
 from pretrain.runs.position import Position
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import Run, open_run
+from tests.distributed.workers.runs import of_all_ranks
 
 
 def steps(payload: dict[str, Any]) -> dict[str, Any]:
@@ -40,8 +41,7 @@ def _steps(overrides: list[str]) -> dict[str, Any]:
         digest = hashlib.sha256()
         for weight in run.engine.module.parameters():
             digest.update(weight.detach().contiguous().view(torch.uint8).numpy().tobytes())
-        digests: list[Any] = [None] * run.context.world_size
-        dist.all_gather_object(digests, digest.hexdigest())
+        digests = of_all_ranks(digest.hexdigest())
         left = [
             name for name, weight in run.engine.module.named_parameters() if weight.grad is not None
         ]

@@ -6,12 +6,12 @@ import gc
 from typing import Any
 
 import psutil
-import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 
 from pretrain.config.load import load_config
 from pretrain.ranks.signals import StopSignals
 from pretrain.training.loop import train
+from tests.distributed.workers.runs import of_all_ranks
 
 
 def held_after_each(payload: dict[str, Any]) -> list[list[dict[str, int]]]:
@@ -20,9 +20,7 @@ def held_after_each(payload: dict[str, Any]) -> list[list[dict[str, int]]]:
     for overrides in payload["runs"]:
         train(load_config("demo", overrides), StopSignals())
         held.append(_held())
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, held)
-    return ranks
+    return of_all_ranks(held)
 
 
 def _held() -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,11 @@ from pretrain.ranks.groups import (
 )
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.directory import step_of
-from pretrain.training.loop import train
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.position import Position
+from pretrain.telemetry.records import StepResult
+from pretrain.training.loop import train, train_step
+from pretrain.training.open_run import Run
 
 
 @contextmanager
@@ -34,6 +38,13 @@ def parallel(tensor_parallel_size: int | None = None) -> Iterator[ParallelContex
     context = initialize_distributed(launch, size, timeout_seconds=300)
     yield context
     shutdown_distributed(context)
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """Return every rank's value, by rank (collective)."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def train_all(payload: dict[str, Any]) -> list[str]:
@@ -47,6 +58,27 @@ def state_of(overrides: list[str], config: str = "demo") -> str:
         return train(load_config(config, overrides), StopSignals())
     except (UserError, DataError, MethodError) as error:
         return f"error: {error}"
+
+
+def next_step(run: Run, position: Position) -> tuple[StepResult, Position]:
+    """Train the step behind a position; return its result, and the position behind it."""
+    result, _ = train_step(run, position, StopSignals())
+    config = run.config
+    return result, position.after_step(
+        config.data.global_batch_size,
+        config.tokens_per_step,
+        loss=result.loss,
+        gradient_norm=result.gradient_norm,
+        updated=result.updated,
+    )
+
+
+def curves(overrides: list[str], tags: Sequence[str]) -> dict[str, list[float]]:
+    """Train a run; return {tag: values} of the records that have it."""
+    config = load_config("demo", overrides)
+    train(config, StopSignals())
+    records = list(read_metrics(config.run_path / "metrics.jsonl"))
+    return {tag: [record[tag] for record in records if tag in record] for tag in tags}
 
 
 def train_again(overrides: list[str], after: int, *changes: str) -> Config:

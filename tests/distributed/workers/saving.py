@@ -17,6 +17,7 @@ from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.ranks.signals import StopSignals
 from pretrain.training.loop import train
+from tests.distributed.workers.runs import of_all_ranks
 
 
 def killed_at_open(payload: dict[str, Any]) -> str:
@@ -25,16 +26,6 @@ def killed_at_open(payload: dict[str, Any]) -> str:
     Nothing in it goes on.
     """
     _when_opened(payload["place"], lambda: os.kill(os.getpid(), signal.SIGKILL))
-    return train(load_config("demo", payload["overrides"]), StopSignals())
-
-
-def killed_at_size(payload: dict[str, Any]) -> str:
-    """The kernel kills the rank at the byte of `file` that would be one more than `bytes`."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    limits = (payload["bytes"], hard)
-    _when_opened(payload["file"], lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits))
     return train(load_config("demo", payload["overrides"]), StopSignals())
 
 
@@ -47,13 +38,11 @@ def slow_saves(payload: dict[str, Any]) -> str:
 def a_rank_that_does_not_come(payload: dict[str, Any]) -> list[Any]:
     """Rank 1's file system does not answer; what every rank is told, and if it may pass."""
     _when_opened("rank_00001.safetensors", lambda: time.sleep(600))
-    told: list[Any] = [None] * dist.get_world_size()
     try:
         answer = train(load_config("demo", payload["overrides"]), StopSignals())
     except UserError as error:
         answer = (str(error), error.passing)
-    dist.all_gather_object(told, answer)
-    return told
+    return of_all_ranks(answer)
 
 
 def refused_and_again(payload: dict[str, Any]) -> dict[str, Any]:
@@ -69,13 +58,12 @@ def refused_and_again(payload: dict[str, Any]) -> dict[str, Any]:
     old_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if dist.get_rank() == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (payload["bytes"], old_limits[1]))
-    told: list[Any] = [None] * dist.get_world_size()
     try:
         answer = train(config, StopSignals())
     except UserError as error:
         answer = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, old_limits)
-    dist.all_gather_object(told, answer)
+    told = of_all_ranks(answer)
     left = sorted(path.name for path in (config.run_path / "checkpoints").iterdir())
     dist.barrier()
     return {"told": told, "left": left, "state": train(config, StopSignals())}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +14,10 @@ import torch.distributed as dist
 from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.ranks.signals import StopSignals
-from pretrain.training.loop import run_steps, train_step
+from pretrain.training.loop import run_steps
 from pretrain.training.open_run import Run, open_run
 from pretrain.training.stability import weights_are_finite
-from tests.distributed.workers.runs import copy_up_to
+from tests.distributed.workers.runs import copy_up_to, next_step, of_all_ranks
 
 
 def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
@@ -33,20 +34,12 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
             states = [_state(run)]
             updated = []
             norms = []
-            spoil = _Spoil(run, steps=(2,), ranks=(1,))
-            for _ in range(3):
-                result, _ = train_step(run, position, StopSignals())
-                position = position.after_step(
-                    8,
-                    256,
-                    loss=result.loss,
-                    gradient_norm=result.gradient_norm,
-                    updated=result.updated,
-                )
-                states.append(_state(run))
-                updated.append(result.updated)
-                norms.append(result.gradient_norm)
-            spoil.end()
+            with _spoilt(run, steps=(2,)):
+                for _ in range(3):
+                    result, position = next_step(run, position)
+                    states.append(_state(run))
+                    updated.append(result.updated)
+                    norms.append(result.gradient_norm)
             padding = _spoil_padding(run.engine)
             finite = [weights_are_finite(run.engine, run.context.device)]
             if run.context.rank == 1:
@@ -56,10 +49,10 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
             finite.append(weights_are_finite(run.engine, run.context.device))
         answers[name] = {
             "unchanged": [a == b for a, b in pairwise(states)],
-            "made": _on_all_ranks(updated),
+            "made": of_all_ranks(updated),
             "norms": norms,
             "position": [position.step, position.consumed_samples, position.skipped_steps],
-            "weights_finite": _on_all_ranks(finite),
+            "weights_finite": of_all_ranks(finite),
             "padding": padding,
         }
     return answers
@@ -100,11 +93,8 @@ def _ending(training: Callable[[], str]) -> str:
 
 def _train_spoilt(overrides: list[str], steps: list[int]) -> str:
     with open_run(load_config("demo", overrides)) as run:
-        spoil = _Spoil(run, tuple(steps), ranks=(1,))
-        try:
+        with _spoilt(run, steps):
             state = run_steps(run, StopSignals())
-        finally:
-            spoil.end()
         run.close(state)
     return state
 
@@ -172,24 +162,23 @@ def _train_with_spikes(overrides: list[str], spikes: dict[int, str]) -> str:
     return state
 
 
-class _Spoil:
-    """Makes one element of one weight's gradient NaN, on some ranks, at some steps."""
+@contextmanager
+def _spoilt(run: Run, steps: Sequence[int]) -> Iterator[None]:
+    """Make one element of one weight's gradient NaN meanwhile, on rank 1, at some steps."""
 
-    def __init__(self, run: Run, steps: tuple[int, ...], ranks: tuple[int, ...]) -> None:
-        self._run, self._steps = run, steps
-        weight = run.engine.module.get_submodule("decoder.layers.0.mlp.linear_fc1").weight
-        self._hook = weight.register_hook(self._spoilt) if run.context.rank in ranks else None
-
-    def _spoilt(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        if self._run.engine.global_steps + 1 not in self._steps:
+    def spoil(gradient: torch.Tensor) -> torch.Tensor | None:
+        if run.context.rank != 1 or run.engine.global_steps + 1 not in steps:
             return None
         gradient = gradient.clone()
         gradient.view(-1)[0] = torch.nan
         return gradient
 
-    def end(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
+    weight = run.engine.module.get_submodule("decoder.layers.0.mlp.linear_fc1").weight
+    hook = weight.register_hook(spoil)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _state(run: Run) -> str:
@@ -198,7 +187,7 @@ def _state(run: Run) -> str:
     for weight in run.engine.module.parameters():
         _add(digest, getattr(weight, "ds_tensor", weight))
     _add(digest, run.engine.optimizer.state_dict())
-    return "".join(_on_all_ranks(digest.hexdigest()))
+    return "".join(of_all_ranks(digest.hexdigest()))
 
 
 def _add(digest: Any, value: Any) -> None:
@@ -218,9 +207,3 @@ def _add(digest: Any, value: Any) -> None:
             _add(digest, item)
     elif isinstance(value, (int, float, bool)):
         digest.update(repr(value).encode())
-
-
-def _on_all_ranks(value: Any) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values

@@ -23,7 +23,7 @@ from pretrain.model.build import token_losses
 from pretrain.ranks.groups import ParallelContext, set_seeds
 from tests.distributed.one_layer import BATCH, full_weights, run_layer, worst_difference
 from tests.distributed.synthesizer_reference import LENGTH, SEED, rank_of, reference
-from tests.distributed.workers.runs import parallel
+from tests.distributed.workers.runs import of_all_ranks, parallel
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, VOCAB, build
 
 
@@ -114,9 +114,7 @@ def _weights(context: ParallelContext, variant: str, **axes: bool) -> dict[str, 
         for name, heads, rows in layer.frozen_shards():
             for head, values in zip(heads, rows.split(len(rows) // len(heads)), strict=True):
                 rank_digests[f"frozen {name} head={head}"] = digest(values)
-    shards: list[dict[str, str]] = [{}] * context.world_size
-    dist.all_gather_object(shards, rank_digests)
-    for shard in shards:
+    for shard in of_all_ranks(rank_digests):
         digests |= shard
     return digests
 

@@ -24,13 +24,11 @@ from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
-from pretrain.ranks.signals import StopSignals
-from pretrain.runs.metrics_file import read_metrics
-from pretrain.training.loop import train, train_step
 from pretrain.training.open_run import Run, open_run
 from pretrain.training.state_transfer import SliceState, TrainingState
 from tests.command_line import equal
 from tests.distributed.plain_training import plain_optimizer, plain_step
+from tests.distributed.workers.runs import curves, next_step, of_all_ranks
 
 DECAY_STEPS, DECAYED_UNTIL = 4, 6
 """Of the schedule whose rows come to rest before they freeze, after 0.6 of 10 steps."""
@@ -40,7 +38,7 @@ TAGS = ("loss/train", "optim/grad_norm", "optim/lr", "memory/trainable_parameter
 def curves_and_references(payload: dict[str, Any]) -> dict[str, Any]:
     """Curves, an audit, and the same training in plain PyTorch."""
     return {
-        "curves": {name: _curve(overrides) for name, overrides in payload["curves"].items()},
+        "curves": {name: curves(overrides, TAGS) for name, overrides in payload["curves"].items()},
         "audit": _phases(load_config("demo", payload["curves"]["unfreezes"]).run_path),
         "references": {
             name: _reference(load_config("demo", overrides))
@@ -58,16 +56,9 @@ def changes_of_phase(payload: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _curve(overrides: list[str]) -> dict[str, list[float]]:
-    config = load_config("demo", overrides)
-    train(config, StopSignals())
-    records = list(read_metrics(config.run_path / "metrics.jsonl"))
-    return {tag: [record[tag] for record in records if tag in record] for tag in TAGS}
-
-
 def _reference(config: Config) -> dict[str, list[float]]:
     """Models and optimizers of plain PyTorch, one after another; what is kept is copied by name."""
-    curves: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
+    expected: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
     slows = any(phase.decay_steps for phase in config.phases)
     with open_run(config) as run:  # for its data
         model: torch.nn.Module | None = None
@@ -90,10 +81,10 @@ def _reference(config: Config) -> dict[str, list[float]]:
                 learning_rate_factor=phase.learning_rate_factor,
                 before_freezing=min(1.0, (DECAYED_UNTIL - step) / DECAY_STEPS) if slows else 1.0,
             )
-            for tag, value in zip(curves, (loss.item(), norm, rate), strict=True):
-                curves[tag].append(value)
+            for tag, value in zip(expected, (loss.item(), norm, rate), strict=True):
+                expected[tag].append(value)
             states = {name: optimizer.state[p] for name, p in model.named_parameters()}
-    return curves
+    return expected
 
 
 def _next_model(
@@ -137,13 +128,7 @@ def _watch(config: Config) -> dict[str, Any]:
                 gc.collect()
                 seen["changes"][-1]["old engine is gone"] = all(ref() is None for ref in gone)
                 seen["changes"][-1]["shared memory grew"] = _shared_memory() - shared
-            result, _ = train_step(run, position, StopSignals())
-            position = position.after_step(
-                config.data.global_batch_size,
-                config.tokens_per_step,
-                result.loss,
-                result.gradient_norm,
-            )
+            _, position = next_step(run, position)
             seen["moved"].append(_moved(run))
         steps = [state["step"] for state in _adam_states(run)]
         seen["step counts"] = [int(step) for step in steps]
@@ -225,13 +210,7 @@ def _freezes(config: Config) -> dict[str, Any]:
                 names = sorted(name for name in frozen if any(layer in name for layer in layers))
                 changes.append({**_everywhere(change), "kept": names, "step": position.step})
                 kept = {name: weight.clone() for name, weight in frozen.items()}
-            result, _ = train_step(run, position, StopSignals())
-            position = position.after_step(
-                config.data.global_batch_size,
-                config.tokens_per_step,
-                result.loss,
-                result.gradient_norm,
-            )
+            _, position = next_step(run, position)
         stayed = all(equal(kept[name], weight) for name, weight in kept_weights(run.engine.module))
         run.save(position, in_background=False)
         run.commit(good=True)
@@ -248,8 +227,7 @@ def _freezes(config: Config) -> dict[str, Any]:
 
 def _everywhere(report: dict[str, Any]) -> dict[str, Any]:
     """Return what is true on every rank."""
-    reports: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(reports, report)
+    reports = of_all_ranks(report)
     return {key: all(other[key] for other in reports) for key in report}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,44 +18,47 @@ from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.ranks import watch as watch_module
 from pretrain.ranks.environment import LaunchEnvironment
-from pretrain.ranks.groups import initialize_distributed, shutdown_distributed
+from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
-from pretrain.ranks.watch import end_process, others_waiting, watching
+from pretrain.ranks.watch import Watch, end_process, others_waiting, watching
 from pretrain.training.loop import run_steps, train_step
 from pretrain.training.open_run import open_run
 
 
-def one_is_busy(payload: dict[str, Any]) -> None:
-    """Rank 1 lives, and does not come to a sum; the ranks end there."""
+@contextmanager
+def _watched(
+    payload: dict[str, Any], tensor_parallel_size: int = 1
+) -> Iterator[tuple[ParallelContext, Watch]]:
+    """Process groups and a watch with the `timeout` of the payload, which may say what `held`."""
     launch = LaunchEnvironment.read()
     timeout = payload["timeout"]
-    context = initialize_distributed(launch, 2, timeout_seconds=timeout)
+    context = initialize_distributed(launch, tensor_parallel_size, timeout_seconds=timeout)
     with watching(launch, timeout, lambda: payload.get("held", "")) as watch:
+        yield context, watch
+
+
+def one_is_busy(payload: dict[str, Any]) -> None:
+    """Rank 1 lives, and does not come to a sum; the ranks end there."""
+    with _watched(payload, tensor_parallel_size=2) as (context, watch):
         watch.at("reading a slow disk")
-        time.sleep(10 * timeout * launch.rank)
+        time.sleep(10 * payload["timeout"] * context.rank)
         watch.at("the sum of all")
         dist.all_reduce(torch.ones(1), group=context.tensor_parallel_group)
 
 
 def all_read_a_pipe(payload: dict[str, Any]) -> None:
     """Every rank reads a file that never answers, or rank 0 does and the others wait for it."""
-    launch = LaunchEnvironment.read()
-    timeout = payload["timeout"]
-    initialize_distributed(launch, 1, timeout_seconds=timeout)
-    with watching(launch, timeout, lambda: payload["held"]) as watch:
+    with _watched(payload) as (context, watch):
         watch.at("finding the newest checkpoint")
-        if launch.rank in payload["readers"]:
+        if context.rank in payload["readers"]:
             Path(payload["pipe"]).read_bytes()
         dist.barrier()
 
 
 def rank_0_works_long(payload: dict[str, Any]) -> float:
     """Rank 0 works for longer than a collective may wait; the seconds until all have met again."""
-    launch = LaunchEnvironment.read()
-    timeout = payload["timeout"]
-    context = initialize_distributed(launch, 1, timeout_seconds=timeout)
     started = time.monotonic()
-    with watching(launch, timeout) as watch, others_waiting(context, watch):
+    with _watched(payload) as (context, watch), others_waiting(context, watch):
         end = started + payload["seconds"]
         while context.is_first and time.monotonic() < end:
             sum(range(100_000))
@@ -65,10 +70,7 @@ def rank_0_works_long(payload: dict[str, Any]) -> float:
 
 def rank_0_hangs_at_work(payload: dict[str, Any]) -> None:
     """Rank 0 reads a file that never answers, in work for which rank 1 waits."""
-    launch = LaunchEnvironment.read()
-    timeout = payload["timeout"]
-    context = initialize_distributed(launch, 1, timeout_seconds=timeout)
-    with watching(launch, timeout) as watch, others_waiting(context, watch):
+    with _watched(payload) as (context, watch), others_waiting(context, watch):
         watch.at("the order of the samples")
         if context.is_first:
             Path(payload["pipe"]).read_bytes()

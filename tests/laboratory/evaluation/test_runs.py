@@ -41,10 +41,6 @@ FOUR_RANKS: dict[str, dict[str, Any]] = {
     },
     "zero3": {**PARALLEL, "deepspeed__config": "zero3", "model__tied_embeddings": "false"},
 }
-MODELS = [
-    {"model__init_std": 0.5, "attention__variant": variant, "model__num_query_groups": groups}
-    for variant, groups in (("vanilla", 2), ("orthogonal", 4))
-]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +62,6 @@ def answers(tiny_shards: Path, runs: Path) -> dict[str, Any]:
     payload = {
         "runs": all_of({**ONE_RANK, **BF16}),
         "load": [str(runs / name) for name in (*ONE_RANK, *BF16, *FOUR_RANKS)],
-        "models": [tiny_overrides(tiny_shards, runs, "model", **more) for more in MODELS],
         "spoilt": str(runs / "spoilt"),
     }
     return run_ranks(1, "tests.distributed.workers.evaluation:evaluate_all", payload)
@@ -89,14 +84,6 @@ def test_what_does_not_fit_the_run_is_refused(answers: dict[str, Any]) -> None:
     assert "config.yaml has model.ffn_hidden_size 64, but by" in refusals["shape"]
     assert "step_00000006/checkpoint.json it is 128" in refusals["shape"]
     assert "rank_00000.safetensors does not have the SHA-256" in refusals["flipped"]
-
-
-def test_effective_weights_and_attention_are_those_the_model_uses(answers: dict[str, Any]) -> None:
-    for differences in answers["heads"]:
-        assert differences["linear"] < 1e-5
-        # Some ulps of 2^-23 for weights up to 1: other kernels sum the scores in another order.
-        assert differences["causal"] < 3e-6
-        assert differences["documents"] < 3e-6
 
 
 def test_approximation_repeats_exactly_and_learns(answers: dict[str, Any]) -> None:
