@@ -95,6 +95,20 @@ def test_a_run_killed_anywhere_in_a_save_resumes_from_the_newest_complete_checkp
     assert len(run.complete_checkpoints()) == 3 and run.unfinished_checkpoints() == []
 
 
+def test_a_kill_in_the_middle_of_a_file_leaves_no_checkpoint(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    planned = overrides(tiny_shards, tmp_path, "cut", checkpoint__every=1, **LARGE)
+    file = tmp_path / "cut/checkpoints/step_00000002/rank_00000.safetensors"
+    payload = {"overrides": planned, "file": str(file), "bytes": 2**24}
+    done = function_on_warm_ranks(1, WORKER + "killed_at_size", payload)
+    assert done.returncode != 0
+    run = RunDirectory(tmp_path / "cut")
+    whole = (run.checkpoint(1) / file.name).stat().st_size
+    assert file.stat().st_size == 2**24 < whole
+    assert run.complete_checkpoints() == [run.checkpoint(1)]
+
+
 def test_what_one_rank_cannot_write_stops_all_with_one_sentence_and_nothing_half_written(
     synchronous: Path, tiny_shards: Path, tmp_path: Path
 ) -> None:

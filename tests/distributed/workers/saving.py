@@ -29,6 +29,16 @@ def killed_at_open(payload: dict[str, Any]) -> str:
     return train(load_config("demo", payload["overrides"]), StopSignals())
 
 
+def killed_at_size(payload: dict[str, Any]) -> str:
+    """The kernel kills the rank at the byte of `file` that would be one more than `bytes`."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    limits = (payload["bytes"], hard)
+    _when_opened(payload["file"], lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits))
+    return train(load_config("demo", payload["overrides"]), StopSignals())
+
+
 def slow_saves(payload: dict[str, Any]) -> str:
     """The file system takes `seconds` to open a rank's file."""
     _when_opened(".safetensors", lambda: time.sleep(payload["seconds"]))
