@@ -165,12 +165,9 @@ def token_losses(
     """
     inputs = tokens[:, :-1].contiguous()
     labels = tokens[:, 1:].contiguous()
-    if boundary is None:
-        positions = torch.arange(inputs.size(1), device=tokens.device).expand_as(inputs)
-        return model(inputs, positions, None, labels=labels)
     layout = document_layout(inputs, boundary)
     losses = model(inputs, layout.positions, layout.documents, labels=labels)
-    return losses.masked_fill(~layout.counted, 0.0)
+    return losses if layout.counted is None else losses.masked_fill(~layout.counted, 0.0)
 
 
 def take_squared_normalisers(
@@ -190,8 +187,8 @@ def take_squared_normalisers(
     if normalisers is None:
         return None
     squares = normalisers.square()
-    if boundary is not None:
-        counted = document_layout(tokens[:, :-1].contiguous(), boundary).counted
+    counted = document_layout(tokens[:, :-1].contiguous(), boundary).counted
+    if counted is not None:
         squares = squares.masked_fill(~counted, 0.0)
     return squares.sum()
 
@@ -207,8 +204,5 @@ def logits_at(
         at: `[batch]` int64, the positions.
         boundary: the end-of-document id, if documents stand alone; None: packed as one text.
     """
-    if boundary is None:
-        positions = torch.arange(inputs.size(1), device=inputs.device).expand_as(inputs)
-        return model(inputs, positions, None, at=at)
     layout = document_layout(inputs, boundary)
     return model(inputs, layout.positions, layout.documents, at=at)

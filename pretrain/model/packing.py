@@ -23,30 +23,33 @@ from megatron_patches.engine.documents import Documents
 
 @dataclass(frozen=True)
 class DocumentLayout:
-    """The layout of a packed batch of inputs when documents stand alone.
+    """The layout of a packed batch of inputs.
 
     Attributes:
         positions: `[batch, seq]` int64, from 0 in each document (a sample may begin inside one).
-        documents: Grouping of the tokens into documents, for the attention.
-        counted: `[batch, seq]` bool, False where the input is the end-of-document id.
+        documents: Grouping of the tokens into documents, for the attention; None: one text.
+        counted: `[batch, seq]` bool, False where the input is the end-of-document id; None: every
+            prediction counts.
     """
 
     positions: torch.Tensor
-    documents: Documents
-    counted: torch.Tensor
+    documents: Documents | None
+    counted: torch.Tensor | None
 
 
-def document_layout(inputs: torch.Tensor, eod_id: int) -> DocumentLayout:
+def document_layout(inputs: torch.Tensor, eod_id: int | None) -> DocumentLayout:
     """Return the layout of `[batch, seq]` ids.
 
     An end-of-document id belongs to the document it ends.
 
     Args:
         inputs: `[batch, seq]` ids.
-        eod_id: The end-of-document id.
+        eod_id: The end-of-document id if documents stand alone; None: packed as one text.
     """
-    ends = inputs == eod_id
     index = torch.arange(inputs.size(1), device=inputs.device)
+    if eod_id is None:
+        return DocumentLayout(index.expand_as(inputs), None, None)
+    ends = inputs == eod_id
     begins = torch.zeros_like(ends)
     begins[:, 1:] = ends[:, :-1]
     start = torch.where(begins, index, 0).cummax(dim=1).values

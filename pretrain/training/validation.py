@@ -71,10 +71,7 @@ def _visible(inputs: torch.Tensor, boundary: int | None) -> torch.Tensor:
         boundary: The end-of-document id if documents stand alone; None: the batch is one text.
     """
     index = torch.arange(inputs.size(1), device=inputs.device)
-    positions = index.expand_as(inputs)
-    if boundary is not None:
-        positions = document_layout(inputs, boundary).positions
-    first = (index - positions)[:, None, :, None]
+    first = (index - document_layout(inputs, boundary).positions)[:, None, :, None]
     return (index <= index[:, None]) & (index >= first)
 
 
