@@ -10,7 +10,6 @@ from megatron_patches.recipe.block import MLPS
 from megatron_patches.recipe.counting import (
     executed_flops_per_token,
     forward_flops_per_token,
-    model_flops_per_token,
     multiplications,
 )
 from megatron_patches.recipe.parts import ModelShape, Place, Tensor
@@ -35,24 +34,9 @@ class Products:
     phase: int
 
     @cached_property
-    def model(self) -> float:
-        """Return those of a training step in which all weights train."""
-        return model_flops_per_token(self.shape, self.policy)
-
-    @cached_property
-    def executed(self) -> float:
-        """Return those of a training step, without recomputation."""
-        return executed_flops_per_token(self.shape, self.policy, self.phase)
-
-    @cached_property
     def forward(self) -> float:
         """Return the FLOPs of a forward pass of the whole model, without attention scores."""
         return forward_flops_per_token(self.shape, self.policy, self.phase, causal_share=0)
-
-    @cached_property
-    def scores(self) -> float:
-        """Return those of the scores of a forward pass."""
-        return forward_flops_per_token(self.shape, self.policy, self.phase) - self.forward
 
     @cached_property
     def frozen(self) -> int:
@@ -92,8 +76,12 @@ class Products:
         Args:
             performance: how the run computes.
         """
-        flops = self.executed + self.again(performance)
-        return flops if performance.recompute in ATTENTION_ONCE else flops + self.scores
+        flops = executed_flops_per_token(self.shape, self.policy, self.phase)
+        flops += self.again(performance)
+        if performance.recompute in ATTENTION_ONCE:
+            return flops
+        with_scores = forward_flops_per_token(self.shape, self.policy, self.phase)
+        return flops + (with_scores - self.forward)
 
 
 def layers_of_frozen_rows(inventory: Iterable[Tensor]) -> set[int | None]:

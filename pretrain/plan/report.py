@@ -67,10 +67,6 @@ def _in_width(line: str) -> str:
     return fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _estimates(plan: Plan) -> list[Estimate]:
-    return [plan.chosen, *([plan.baseline] if plan.baseline else [])]
-
-
 def _headline(plan: Plan) -> list[str]:
     config, request = plan.config, plan.request
     nodes = f"{plan.nodes} node{'s' if plan.nodes > 1 else ''}"
@@ -102,7 +98,8 @@ def _table(plan: Plan, title: str, rows: Sequence[Row]) -> Table:
 def _cells(plan: Plan, row: Row) -> list[str]:
     """Return the cells of a row, with more digits for small numbers, and the difference."""
     mark, name, attribute, unit, digits = row
-    values = [attrgetter(attribute)(estimate) / unit for estimate in _estimates(plan)]
+    estimates = [plan.chosen, *([plan.baseline] if plan.baseline else [])]
+    values = [attrgetter(attribute)(estimate) / unit for estimate in estimates]
     largest = max(values)
     if 0 < largest < 1:
         digits = max(digits, 2 - math.floor(math.log10(largest)))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from data_pipeline.io.files import write_json, write_text_atomically
+from megatron_patches.recipe.counting import model_flops_per_token
 from pretrain.checkpoint.branching import origin_of, take_records
 from pretrain.checkpoint.resuming import Start
 from pretrain.config.keys import KEYS, Change, effective_changes
@@ -249,7 +250,7 @@ def run_facts(resolved: Resolved, context: ParallelContext, phased: PhasedEngine
     return RunFacts(
         world_size=context.world_size,
         device_name=device,
-        model_flops_per_token=products.model,
+        model_flops_per_token=model_flops_per_token(config.shape, config.policy),
         executed_flops_per_token=products.hardware(config.performance),
         peak_flops_per_device=peak_flops(device, config.precision.dtype),
         trainable_parameters=totals["model_trainable_parameters"],
