@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -141,32 +141,31 @@ def joined(copies: Iterable[Copy]) -> list[Copy]:
     Args:
         copies: Copies without repetitions.
     """
-    return list(_equal_distances(_neighbours(copies)))
+    return _equal_distances(_neighbours(copies))
 
 
-def _neighbours(copies: Iterable[Copy]) -> Iterator[Copy]:
+def _neighbours(copies: Iterable[Copy]) -> list[Copy]:
     """Join copies that start where the previous one ends, on both sides."""
-    last: Copy | None = None
+    joined_copies: list[Copy] = []
     for copy in copies:
+        last = joined_copies[-1] if joined_copies else None
         if last is not None and (copy.tensor, copy.scale, copy.at, copy.buffer_at) == (
             last.tensor,
             last.scale,
             last.at + last.length,
             last.buffer_at + last.length,
         ):
-            last = replace(last, length=last.length + copy.length)
-            continue
-        if last is not None:
-            yield last
-        last = copy
-    if last is not None:
-        yield last
+            joined_copies[-1] = replace(last, length=last.length + copy.length)
+        else:
+            joined_copies.append(copy)
+    return joined_copies
 
 
-def _equal_distances(copies: Iterable[Copy]) -> Iterator[Copy]:
+def _equal_distances(copies: Iterable[Copy]) -> list[Copy]:
     """Join equally long copies that follow each other at equal distances, on both sides."""
-    last: Copy | None = None
+    joined_copies: list[Copy] = []
     for copy in copies:
+        last = joined_copies[-1] if joined_copies else None
         if last is not None and (copy.tensor, copy.scale, copy.length) == (
             last.tensor,
             last.scale,
@@ -176,10 +175,7 @@ def _equal_distances(copies: Iterable[Copy]) -> Iterator[Copy]:
             buffer_step = copy.buffer_at - last.buffer_at - (last.count - 1) * last.buffer_step
             steady = (step, buffer_step) == (last.step, last.buffer_step)
             if steady or (last.count == 1 and min(step, buffer_step) >= copy.length):
-                last = replace(last, count=last.count + 1, step=step, buffer_step=buffer_step)
+                joined_copies[-1] = replace(last, count=last.count + 1, step=step, buffer_step=buffer_step)
                 continue
-        if last is not None:
-            yield last
-        last = copy
-    if last is not None:
-        yield last
+        joined_copies.append(copy)
+    return joined_copies
