@@ -38,7 +38,7 @@ class PhasedEngine:
 
     `step`: the last step that was trained (0: none): its phase is the one to build. `state`: of the
     checkpoint that was saved after it, if there is one. `engine`: deepspeed.DeepSpeedEngine;
-    another one after `enter` has answered True. `actions`: what is done after its updates.
+    another one after `enter`. `actions`: what is done after its updates.
 
     Raises MethodError: ZeRO holds a frozen weight, or freezing moved one; UserError: on every rank,
     if the checkpoint is damaged or of another model.
@@ -66,17 +66,12 @@ class PhasedEngine:
         """Return whether the live engine is that of the phase of `step`."""
         return self._resolved.config.phase_at(step) == self.phase
 
-    def enter(self, step: int) -> bool:
-        """Enter the phase of `step` (collective).
-
-        Returns:
-            Whether that took a new engine; the old one is gone then.
+    def enter(self, step: int) -> None:
+        """Build the engine of the phase of `step`, another one than the live engine's (collective).
 
         Raises:
             MethodError: freezing has changed rows.
         """
-        if self.is_in(step):
-            return False
         new = self._resolved.config.phase_at(step)
         state = TrainingState.of(self.engine)
         trained = trained_digests(self.engine.module, self._context, new.newly_kept)
@@ -92,7 +87,6 @@ class PhasedEngine:
                 f"freezing changed the rows at {moved[0]}, so training was stopped before step "
                 f"{step}; this is an error of the program"
             )
-        return True
 
     def note_update(self) -> bool:
         """Note in the audit what is to be said of an update that was made (collective).
