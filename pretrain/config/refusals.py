@@ -154,9 +154,7 @@ def _check_query_key(config: Config) -> None:
 
 
 def _check_qk_norm(config: Config) -> None:
-    if not config.model.qk_norm:
-        return
-    if config.policy.synthesizer:
+    if config.model.qk_norm and config.policy.synthesizer:
         raise UserError(
             "model.qk_norm=true normalises queries and keys, which attention.variant="
             f"{config.attention.variant} does not have; set it to false"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
 from pathlib import Path
 
 import torch
@@ -34,13 +33,14 @@ def use_arithmetic(*, deterministic: bool, reduced_precision_reduction: bool) ->
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced_precision_reduction
 
 
-def record_collectives(file: Path, environment: MutableMapping[str, str] = os.environ) -> None:
+def record_collectives(file: Path) -> None:
     """Let NCCL's flight recorder write a file for each rank when a collective times out.
+
+    Variables that the user has set keep their values.
 
     Args:
         file: Start of the files' names; the rank follows. Read the files with `python -m
             torch.distributed.flight_recorder.fr_trace`.
-        environment: Environment of this process; variables that the user has set keep their values.
     """
     settings = {
         "TORCH_FR_BUFFER_SIZE": str(TRACE_ENTRIES),
@@ -48,4 +48,4 @@ def record_collectives(file: Path, environment: MutableMapping[str, str] = os.en
         "TORCH_FR_DUMP_TEMP_FILE": str(file.absolute()),
     }
     for name, value in settings.items():
-        environment.setdefault(name, value)
+        os.environ.setdefault(name, value)

@@ -101,7 +101,6 @@ def byte_count(count: float | None) -> str:
     if count is None:
         return NOTHING
     size = float(count)
-    unit = "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
             break

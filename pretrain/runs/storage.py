@@ -37,9 +37,10 @@ def storage_sentence(error: OSError, target: Path, needed: int = 0) -> str:
         needed: Total bytes to be written there; 0 if unknown.
     """
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else target
-    free = free_bytes(path)
-    room = f"{size_text(free)} are free" if free is not None else "how much is free is not known"
     system = _file_system(path)
+    room = "how much is free is not known"
+    if system is not None:
+        room = f"{size_text(system.f_bavail * system.f_frsize)} are free"
     if (
         error.errno == errno.ENOSPC
         and system is not None
@@ -88,13 +89,8 @@ def answer(ask: Callable[[], Any], otherwise: Any, seconds: float) -> Any:
     return answers[0]
 
 
-def free_bytes(path: Path) -> int | None:
-    """Return the bytes that this user may still write at `path`, quotas aside; None if unknown."""
-    system = _file_system(path)
-    return system.f_bavail * system.f_frsize if system is not None else None
-
-
 def _file_system(path: Path) -> os.statvfs_result | None:
+    """Return the sizes of the file system of `path`; None if unknown."""
     for existing in (path.absolute(), *path.absolute().parents):
         try:
             return os.statvfs(existing)
