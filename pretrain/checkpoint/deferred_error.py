@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 
 from pretrain.errors import UserError
-from pretrain.ranks.groups import agree
+from pretrain.ranks.groups import agree, gathered
 from pretrain.runs.storage import storage_sentence
 
 
@@ -63,6 +62,4 @@ class DeferredError:
         Raises:
             UserError: of the first rank that has one.
         """
-        errors: list[UserError | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(errors, self._error)
-        raise next(error for error in errors if error is not None)
+        raise next(error for error in gathered(self._error) if error is not None)

@@ -11,7 +11,6 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from data_pipeline.shards.blend import Blend
 from data_pipeline.shards.blend_difference import data_changes
@@ -25,7 +24,7 @@ from pretrain.config.model import ModelSection
 from pretrain.config.removed import PHASES, removed_sentence, without_removed
 from pretrain.config.resolved import Layout, Resolved
 from pretrain.errors import UserError
-from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
+from pretrain.ranks.groups import ParallelContext, gathered, require_equal_on_all_ranks
 
 DATA_KEYS = tuple(name for name, key in KEYS.items() if key.identity and key.data_change)
 """Settings that make other samples of the same data; data.allow_change lets them change."""
@@ -294,8 +293,7 @@ def _digests(
         rows = weight.size(0) // max(1, len(heads))
         digests = head_digests(weight.cpu(), rows) if heads else []
         rank_digests[name] = dict(zip(heads, digests, strict=True))
-    ranks: list[Any] = [None] * context.tensor_parallel_size
-    dist.all_gather_object(ranks, rank_digests, group=context.tensor_parallel_group)
+    ranks = gathered(rank_digests, context.tensor_parallel_group)
     role_digests = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         by_head = {head: sha for rank in ranks for head, sha in rank.get(name, {}).items()}

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from inspect import unwrap
 from math import sqrt
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 
 from megatron_patches.recipe.optimizers import ADAMW, Muon, muon
 from megatron_patches.recipe.parts import Tensor
@@ -31,11 +30,9 @@ from pretrain.optimizer.ownership import (
     matrices_of,
     pieces_of,
 )
-from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.groups import ParallelContext, gathered
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-T = TypeVar("T")
 
 
 class MuonWithAdamW(FusedAdamW):
@@ -106,7 +103,7 @@ class MuonWithAdamW(FusedAdamW):
             )
             for group in groups
         ]
-        held = _of_all_ranks(holdings)
+        held = gathered(holdings)
         check_groups(held, self._matrices)
         factors = [self._factor(matrix) for matrix in self._matrices]
         for number, group in enumerate(groups):
@@ -118,7 +115,7 @@ class MuonWithAdamW(FusedAdamW):
         ours: dict[str, set[str]] = {self.rule.name: set(), ADAMW.name: set()}
         for part in slices:
             ours[self.rule.name if self._by_muon(part.flat) else ADAMW.name].add(part.name)
-        ranks = _of_all_ranks(ours)
+        ranks = gathered(ours)
         return {rule: sorted(set().union(*(rank[rule] for rank in ranks))) for rule in ours}
 
     def report(self) -> dict[str, Any] | None:
@@ -139,7 +136,7 @@ class MuonWithAdamW(FusedAdamW):
                     squares[name] = squares.get(name, 0.0) + square
         self._norms = None
         owned = sum(exchange.owned for exchange in self._exchanges.values())
-        ranks = _of_all_ranks((owned, squares))
+        ranks = gathered((owned, squares))
         names = sorted({name for _, rank_squares in ranks for name in rank_squares})
         return {
             "matrices": sum(count for count, _ in ranks),
@@ -209,10 +206,3 @@ class MuonWithAdamW(FusedAdamW):
         automatic = "bf16" if device.type != "cpu" or cpu_multiplies_bf16() else "fp32"
         chosen = self._settings.newton_schulz_dtype
         return DTYPES[automatic if chosen == "auto" else chosen]
-
-
-def _of_all_ranks(value: T) -> list[T]:
-    """Return the value of every rank (collective)."""
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, value)
-    return ranks

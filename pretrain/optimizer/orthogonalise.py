@@ -175,7 +175,9 @@ def _equal_distances(copies: Iterable[Copy]) -> list[Copy]:
             buffer_step = copy.buffer_at - last.buffer_at - (last.count - 1) * last.buffer_step
             steady = (step, buffer_step) == (last.step, last.buffer_step)
             if steady or (last.count == 1 and min(step, buffer_step) >= copy.length):
-                joined_copies[-1] = replace(last, count=last.count + 1, step=step, buffer_step=buffer_step)
+                joined_copies[-1] = replace(
+                    last, count=last.count + 1, step=step, buffer_step=buffer_step
+                )
                 continue
         joined_copies.append(copy)
     return joined_copies

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,7 @@ from pretrain.ranks.release import existing_groups, forget_models, release_group
 SUPPORTED_DEEPSPEED = "0.19."
 SELF_SECONDS = 5.0
 """Longest attempt of rank 0 to reach itself."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -245,6 +246,13 @@ def agree(values: list[float], device: torch.device) -> list[float]:
     return tensor.tolist()
 
 
+def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Return the value of every rank of a group, or of all ranks (collective)."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
 def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
     """Require the same `value` on all ranks (collective).
 
@@ -255,8 +263,7 @@ def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
     Raises:
         UserError: on every rank, naming the first rank whose value differs.
     """
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values = gathered(value)
     different = [rank for rank, other in enumerate(values) if other != values[0]]
     if different:
         raise UserError(f"{name} differs between rank 0 and rank {different[0]}; {remedy}")
@@ -282,9 +289,7 @@ def together() -> Iterator[None]:
             f"{error.filename}: {error.strerror}; make room, or fix its permissions, and start "
             "again"
         )
-    failures: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(failures, failure)
-    first = next((error_of_rank for error_of_rank in failures if error_of_rank is not None), None)
+    first = next((other for other in gathered(failure) if other is not None), None)
     if first is not None:
         raise first
 
