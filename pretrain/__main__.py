@@ -91,11 +91,8 @@ class Verbs(TyperGroup):
         except Exception as error:
             option = getattr(error, "option_name", None)
             verb = getattr(error, "ctx", None)
-            if (
-                option
-                and verb
-                and any(parameter.name == "overrides" for parameter in verb.command.params)
-            ):
+            parameters = verb.command.params if option and verb else ()
+            if any(parameter.name == "overrides" for parameter in parameters):
                 reported: Any = error
                 reported.message = f"{reported.message.rstrip('.')}. {_written_as_setting(option)}"
             raise

@@ -115,11 +115,9 @@ def settings_name(config: Config, world_size: int) -> str:
         return f"zero{stage}"  # the file made for the stage that the user asks for
     tuned = bool(zero_overrides) and config.data_parallel_size(world_size) > 1
     whole = config.precision.dtype == "fp32" and not config.policy.phases and not tuned
-    return (
-        "zero0"
-        if whole and bytes_that_zero_saves(config, world_size) <= WHOLE_STATE_BYTES
-        else "zero1"
-    )
+    if whole and bytes_that_zero_saves(config, world_size) <= WHOLE_STATE_BYTES:
+        return "zero0"
+    return "zero1"
 
 
 def bytes_that_zero_saves(config: Config, world_size: int) -> float:

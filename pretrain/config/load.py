@@ -188,13 +188,10 @@ def _unset_excluded(draft: Draft) -> None:
         section, _, key_name = name.partition(".")
         for excluded in key.excludes:
             path, other = (section, key_name), (section, excluded)
-            section_values = draft.values.get(section, {})
-            both = (
-                section_values.get(key_name) is not None
-                and section_values.get(excluded) is not None
-            )
+            values = draft.values.get(section, {})
+            both = values.get(key_name) is not None and values.get(excluded) is not None
             if both and _is_of_the_file(draft, other) and not _is_of_the_file(draft, path):
-                draft.values[section] = {**section_values, excluded: None}
+                draft.values[section] = {**values, excluded: None}
                 draft.origins[other] = draft.origins[path]
 
 

@@ -67,12 +67,8 @@ def _remove_left_behind(out: Path) -> None:
     temporary_name = re.compile(rf"\.{re.escape(out.name)}\.[a-z0-9_]{{8}}")
     for temporary in [path for path in out.parent.iterdir() if temporary_name.fullmatch(path.name)]:
         # Only a directory that holds what `made_beside` writes is one of ours.
-        if temporary.is_symlink() or not {"lock"} <= {
-            path.name for path in temporary.glob("*")
-        } <= {
-            "lock",
-            "made",
-        }:
+        names = {path.name for path in temporary.glob("*")}
+        if temporary.is_symlink() or not {"lock"} <= names <= {"lock", "made"}:
             continue
         with contextlib.suppress(BusyError), Lease(temporary / "lock", f"making {out}"):
             shutil.rmtree(temporary, ignore_errors=True)

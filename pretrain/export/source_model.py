@@ -307,9 +307,8 @@ def _stored_type(directory: Path, stored: dict[str, _Stored]) -> torch.dtype:
             raise UserError(
                 f"{directory}: {name} is of type {kind}; only fp32, bf16 and fp16 can be imported"
             )
-    return (
-        torch.bfloat16 if {tensor.kind for tensor in stored.values()} == {"BF16"} else torch.float32
-    )
+    kinds = {tensor.kind for tensor in stored.values()}
+    return torch.bfloat16 if kinds == {"BF16"} else torch.float32
 
 
 def orthonormalised(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -72,9 +72,8 @@ def _write_as_trained(path: Path, out: Path) -> dict[int, str]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path))
-    if tokenizer.num_special_tokens_to_add(is_pair=False) or (
-        tokenizer.truncation or tokenizer.padding
-    ):
+    special_tokens = tokenizer.num_special_tokens_to_add(is_pair=False)
+    if special_tokens or tokenizer.truncation or tokenizer.padding:
         content = read_json(path)
         write_json(out, content | {"post_processor": None, "truncation": None, "padding": None})
     else:

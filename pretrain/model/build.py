@@ -75,11 +75,8 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
 def flash_documents(config: Config, device: torch.device) -> bool:
     """Return whether separate documents are attended without a mask."""
     kernel = device.type == "cpu" or config.precision.dtype == "bf16"
-    return (
-        config.performance.document_attention == "flash"
-        and kernel
-        and not config.policy.synthesizer
-    )
+    possible = kernel and not config.policy.synthesizer
+    return possible and config.performance.document_attention == "flash"
 
 
 def compile_layers(model: GPT, backend: str) -> None:
@@ -93,11 +90,8 @@ def compile_layers(model: GPT, backend: str) -> None:
         UserError: inductor has no compiler to make kernels for the CPU with.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
-    if (
-        backend == "inductor"
-        and on_cpu
-        and not any(map(which, (os.environ.get("CXX", "g++"), "clang++")))
-    ):
+    compilers = (os.environ.get("CXX", "g++"), "clang++")
+    if backend == "inductor" and on_cpu and not any(map(which, compilers)):
         raise UserError(
             "performance.compile=layers needs a C++ compiler on the CPU and finds no g++; "
             "install one, name it in CXX, or set performance.compile=none"
@@ -114,11 +108,9 @@ def compiling_nothing() -> AbstractContextManager[object]:
 
     Where nothing is compiled it does nothing, and does not load torch's compiler.
     """
-    return (
-        torch.compiler.set_stance("force_eager")
-        if "torch._dynamo" in sys.modules
-        else nullcontext()
-    )
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def transformer_config(config: Config) -> TransformerConfig:

@@ -136,9 +136,8 @@ def _tensor_parallel(work: Workload, gpu: Gpu) -> float:
     )
     # Four all-reduces a layer, and two around the layers. With sequence parallelism backward
     # gathers two inputs of a layer again, each worth half an all-reduce.
-    return collective_seconds * (
-        work.shape.num_layers * (5 if work.layout.sequence_parallel else 4) + 2
-    )
+    all_reduces = work.shape.num_layers * (5 if work.layout.sequence_parallel else 4) + 2
+    return collective_seconds * all_reduces
 
 
 def _data_parallel(work: Workload, gpu: Gpu, trainable: int, passes: int, one_pass: float) -> float:

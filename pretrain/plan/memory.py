@@ -256,11 +256,7 @@ def _orthogonalising(work: Workload, held: RankTensors) -> int:
     if not total:
         return 0
     matrices = filter(has_matrices, work.tensors())
-    largest = max(
-        matrix_stack.rows * matrix_stack.columns
-        for tensor in matrices
-        for matrix_stack in stacks(tensor)
-    )
+    largest = max(stack.rows * stack.columns for tensor in matrices for stack in stacks(tensor))
     # X, the next X, and two of at most its size.
     at_a_time = 4 * min(total, max(AT_A_TIME, largest))
     if layout.world_size == 1:

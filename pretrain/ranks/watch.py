@@ -185,10 +185,8 @@ class Watch:
                 self._post(number, passed)
             if self._idle.seconds > PATIENCE * self._timeout and not self._ended.is_set():
                 self._end(self._own_wait())
-            if (
-                max(self._silent.values()) > self._timeout + self.seconds_between_signs
-                and not self._ended.is_set()
-            ):
+            silence = max(self._silent.values())
+            if silence > self._timeout + self.seconds_between_signs and not self._ended.is_set():
                 self._end(self.sentence())
             self._ended.wait(self.seconds_between_signs)
 

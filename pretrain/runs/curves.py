@@ -56,10 +56,8 @@ def read_curves(path: Path) -> RunCurves:
     record: dict[str, Any] = {}
     values: dict[Metric, list[float]] = {metric: [] for metric in METRICS if not metric.member}
     for record in read_metrics(path):
-        if (
-            type(tokens_so_far := record.get("tokens")) is not int
-            or not 0 <= tokens_so_far < LARGEST
-        ):
+        tokens_so_far = record.get("tokens")
+        if type(tokens_so_far) is not int or not 0 <= tokens_so_far < LARGEST:
             raise UserError(
                 f'{path}: step {record["step"]} has no integer "tokens"; restore the file'
             )

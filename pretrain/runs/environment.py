@@ -87,16 +87,8 @@ def git_commit() -> str | None:
     commit_file = package_folder.parents[1] / "git_commit"
     if commit_file.is_file():
         return commit_file.read_text().strip() or None
-    command = [
-        "git",
-        "-C",
-        str(package_folder),
-        "describe",
-        "--always",
-        "--abbrev=40",
-        "--dirty=+",
-        "--exclude=*",
-    ]
+    options = ("--always", "--abbrev=40", "--dirty=+", "--exclude=*")
+    command = ["git", "-C", str(package_folder), "describe", *options]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

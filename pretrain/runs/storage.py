@@ -41,12 +41,8 @@ def storage_sentence(error: OSError, target: Path, needed: int = 0) -> str:
     room = "how much is free is not known"
     if system is not None:
         room = f"{size_text(system.f_bavail * system.f_frsize)} are free"
-    if (
-        error.errno == errno.ENOSPC
-        and system is not None
-        and system.f_files
-        and not system.f_favail
-    ):
+    no_more_files = system is not None and system.f_files and not system.f_favail
+    if error.errno == errno.ENOSPC and no_more_files:
         room = f"{room}, but it may hold no more files"
     elif needed:
         room = f"about {size_text(needed)} are needed and {room}"

@@ -99,8 +99,7 @@ class StepDisplay:
 
     def _remaining(self, step: int, now: float) -> str:
         """Return the time left at this attempt's pace, including validations and checkpoints."""
-        seconds = (
-            (now - self._started) / max(1, step - self._resume_step) * (self._total_steps - step)
-        )
+        seconds_a_step = (now - self._started) / max(1, step - self._resume_step)
+        seconds = seconds_a_step * (self._total_steps - step)
         minutes, seconds_left = divmod(round(seconds), 60)
         return f"{minutes // 60}:{minutes % 60:02d}:{seconds_left:02d} left"
