@@ -247,16 +247,13 @@ def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
         UserError: on every rank, if two ranks hold different rows.
     """
     layers = [layer for _, layer in frozen_layers(model)]
-    bank = _digests(
-        [
-            (f"layer={layer.layer} role={role}", heads, weight)
-            for layer in layers
-            for role, heads, weight in layer.frozen_shards()
-        ],
-        context,
-    )
+    shards = [
+        (f"layer={layer.layer} role={role}", heads, weight)
+        for layer in layers
+        for role, heads, weight in layer.frozen_shards()
+    ]
     kept = {layer.layer for layer in layers if layer.kept_tensors()}
-    return bank | trained_digests(model, context, kept)
+    return _digests(shards, context) | trained_digests(model, context, kept)
 
 
 def trained_digests(
@@ -273,15 +270,13 @@ def trained_digests(
     Raises:
         UserError: on every rank, if two ranks hold different rows.
     """
-    return _digests(
-        [
-            (f"layer={layer.layer} role={role}{AS_TRAINED}", heads, weight)
-            for _, layer in frozen_layers(model)
-            if layer.layer in layers
-            for role, heads, weight in layer.trained_shards()
-        ],
-        context,
-    )
+    shards = [
+        (f"layer={layer.layer} role={role}{AS_TRAINED}", heads, weight)
+        for _, layer in frozen_layers(model)
+        if layer.layer in layers
+        for role, heads, weight in layer.trained_shards()
+    ]
+    return _digests(shards, context)
 
 
 def _digests(

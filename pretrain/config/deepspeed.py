@@ -195,9 +195,8 @@ def check_zero_section(settings: Mapping[str, Any]) -> None:
         key = ".".join(str(part) for part in first["loc"])
         fields = DeepSpeedZeroConfig.model_fields
         field_names = [*fields, *(info.alias for info in fields.values() if info.alias)]
-        hint = (
-            did_you_mean(key, field_names, cutoff=0.6) if first["type"] == "extra_forbidden" else ""
-        )
+        unknown = first["type"] == "extra_forbidden"
+        hint = did_you_mean(key, field_names, cutoff=0.6) if unknown else ""
         raise UserError(
             f"deepspeed key 'zero_optimization.{key}': {first['msg'].lower()}{hint}"
         ) from None

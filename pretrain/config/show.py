@@ -67,16 +67,11 @@ def render_tensors(name_or_path: str, overrides: Sequence[str] = ()) -> str:
     optimizer = config.optimizer
     lines = [("name", "shape", "rule", "peak rate", "weight decay")]
     for tensor in config.ever_trained:
+        shape = "x".join(map(str, tensor.shape))
+        rule = rule_of(tensor, optimizer.rules).name
+        rate = optimizer.learning_rate * optimizer.rate_factor(tensor)
         decay = optimizer.weight_decay * optimizer.decay_factor(tensor)
-        lines.append(
-            (
-                tensor.name,
-                "x".join(map(str, tensor.shape)),
-                rule_of(tensor, optimizer.rules).name,
-                f"{optimizer.learning_rate * optimizer.rate_factor(tensor):g}",
-                f"{decay:g}",
-            )
-        )
+        lines.append((tensor.name, shape, rule, f"{rate:g}", f"{decay:g}"))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -97,14 +92,8 @@ def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:
             path = f"{section}.{key}"
             unset = getattr(section_object, key) is None
             origin = "derived" if unset and value is not None else _origin(path, loaded.origins)
-            rows.append(
-                (
-                    path,
-                    _text(value),
-                    origin,
-                    type(section_object).model_fields[key].description or "",
-                )
-            )
+            meaning = type(section_object).model_fields[key].description or ""
+            rows.append((path, _text(value), origin, meaning))
     return rows
 
 

@@ -268,10 +268,8 @@ def place_value(draft: Draft, path: KeyPath, value: Any, origin: str) -> None:
         section[part] = inner = dict(inner) if isinstance(inner, Mapping) else {}
         section = inner
     section[path[-1]] = value
-    for within in [
-        origin_path for origin_path in draft.origins if origin_path[: len(path)] == path
-    ]:
-        del draft.origins[within]
+    for replaced in [other for other in draft.origins if other[: len(path)] == path]:
+        del draft.origins[replaced]
     draft.origins[path] = origin
     inside = value if isinstance(value, Mapping) else {}
     draft.origins |= {(*path, str(key)): origin for key in inside}

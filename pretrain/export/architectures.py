@@ -218,10 +218,8 @@ def architecture_of(config: Config) -> Architecture:
     ]
     model_class, parts = _class_of(config, any(any(layer.values()) for layer in added))
     width = config.model.num_attention_heads * config.head_dim
-    if (
-        model_class.stock == LLAMA.stock
-        and config.model.hidden_size % config.model.num_attention_heads
-    ):
+    uneven = config.model.hidden_size % config.model.num_attention_heads
+    if model_class.stock == LLAMA.stock and uneven:
         raise UserError(
             f"Llama's config.json cannot have model.hidden_size={config.model.hidden_size} with "
             f"model.num_attention_heads={config.model.num_attention_heads}, which does not divide "

@@ -151,11 +151,9 @@ def model_texts(
         for path in runs:
             run = open_trained_run(path)
             prompts_by_option = [(f"--prompt {text!r}", text) for text in prompts]
+            length = run.config.data.sequence_length
             encoded = encode_prompts(
-                prompts_by_option,
-                ("--sample-tokens", tokens),
-                run.config.data.sequence_length,
-                run.blend,
+                prompts_by_option, ("--sample-tokens", tokens), length, run.blend
             )
             draws = torch.Generator(context.device).manual_seed(0)
 
@@ -169,11 +167,9 @@ def model_texts(
             samples = continue_prompts(
                 model, encoded, run.config, boundary=boundary, context=context, draw=draw
             )
-            texts[path] = tuple(
-                "".join(
-                    letter if letter.isprintable() or letter in "\n\t" else "·"
-                    for letter in sample.text
-                )
-                for sample in samples
-            )
+            texts[path] = tuple(_printable(sample.text) for sample in samples)
     return texts
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "·" for letter in text)

@@ -101,17 +101,8 @@ def end_training(
     work = Training(run)
     refusal = Segments(work).logs(SlurmJob.read(os.environ)) / "refused"
     refused = refusal.read_text().strip() if refusal.is_file() else ""
-    _end(
-        work,
-        Ending(
-            exit_code=exit_code,
-            job_state=job_state,
-            preempted=preempted,
-            asked=asked,
-            refused=refused,
-        ),
-        max_stalled,
-    )
+    ending = Ending(exit_code, job_state, preempted=preempted, asked=asked, refused=refused)
+    _end(work, ending, max_stalled)
 
 
 @app.command("begin-tokenizing")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from inspect import unwrap
+from itertools import chain
 from math import sqrt
 from typing import Any, cast
 
@@ -65,12 +66,13 @@ class MuonWithAdamW(FusedAdamW):
 
     def _by_muon(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is in one of Muon's groups."""
-        return any(
-            tensor is parameter
-            for group in self.param_groups
-            if group["rule"] == self.rule.name
-            for parameter in group["params"]
-        )
+        parameters = chain.from_iterable(group["params"] for group in self._muon_groups)
+        return any(tensor is parameter for parameter in parameters)
+
+    @property
+    def _muon_groups(self) -> list[dict[str, Any]]:
+        """Return the parameter groups with Muon's rule."""
+        return [group for group in self.param_groups if group["rule"] == self.rule.name]
 
     def prepare(
         self,
@@ -96,13 +98,9 @@ class MuonWithAdamW(FusedAdamW):
         slices = slices_of_rank(engine)
         tensors = [tensor for tensor in inventory if self.rule.takes(tensor)]
         self._matrices, _ = matrices_of(tensors, context.tensor_parallel_size)
-        groups = [group for group in self.param_groups if group["rule"] == self.rule.name]
-        holdings = [
-            Holding(
-                context.data_parallel_rank, pieces_of(slices, tensors, group["params"], context)
-            )
-            for group in groups
-        ]
+        groups = self._muon_groups
+        pieces = [pieces_of(slices, tensors, group["params"], context) for group in groups]
+        holdings = [Holding(context.data_parallel_rank, of_group) for of_group in pieces]
         held = gathered(holdings)
         check_groups(held, self._matrices)
         factors = [self._factor(matrix) for matrix in self._matrices]
@@ -165,9 +163,8 @@ class MuonWithAdamW(FusedAdamW):
         if self.param_groups:
             unwrap(torch.optim.AdamW.step)(self, closure)
         self.param_groups = groups
-        for group in groups:
-            if group["rule"] == self.rule.name:
-                self._update(group)
+        for group in self._muon_groups:
+            self._update(group)
 
     def _update(self, group: dict[str, Any]) -> None:
         """Update one of Muon's groups; gradients are overwritten."""

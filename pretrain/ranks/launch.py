@@ -68,13 +68,9 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
     earlier_handlers = handle_requests(started.forward)
     try:
         for rank in range(ranks):
-            started.processes.append(
-                subprocess.Popen(
-                    list(command),
-                    env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    preexec_fn=prepare_child,
-                )
-            )
+            variables = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = subprocess.Popen(list(command), env=variables, preexec_fn=prepare_child)
+            started.processes.append(process)
         return started.wait()
     finally:
         for number, handler in earlier_handlers.items():

@@ -360,9 +360,8 @@ class WeightNorms(AfterUpdate):
         flat = torch.zeros(rows * columns + 1, device=context.device)
         for weight_slice, _ in self._earlier:
             if weight_slice.name == tensor.name:
-                flat[weight_slice.start : weight_slice.start + weight_slice.length] = (
-                    weight_slice.values(MASTER)
-                )
+                end = weight_slice.start + weight_slice.length
+                flat[weight_slice.start : end] = weight_slice.values(MASTER)
                 # 0 of a rank without these heads.
                 flat[-1] += weight_slice.length / max(1, rows * columns)
         dist.all_reduce(flat, group=context.mpu.get_data_parallel_group())
