@@ -105,9 +105,8 @@ def _check_same_groups(config: Config) -> None:
             for rank, rank_groups in enumerate(groups):
                 if tensor.rank_elements(rank, size):
                     rank_groups.setdefault(group, tensor.name)
-        for group, name in {
-            group: name for rank_groups in groups for group, name in rank_groups.items()
-        }.items():
+        names = {group: name for rank_groups in groups for group, name in rank_groups.items()}
+        for group, name in names.items():
             lacking = [rank for rank, rank_groups in enumerate(groups) if group not in rank_groups]
             if not lacking:
                 continue

@@ -226,10 +226,8 @@ def _refuse_unknown_keys(draft: Draft) -> None:
 
 def _where(draft: Draft, path: KeyPath) -> str:
     """Return the place of a value, or of what is around it: `config demo.yaml line 3: `."""
-    if any(
-        origin_path[: len(path)] == path and origin == OVERRIDE
-        for origin_path, origin in draft.origins.items()
-    ):
+    inside = [origin for other, origin in draft.origins.items() if other[: len(path)] == path]
+    if OVERRIDE in inside:
         return f"{OVERRIDE}: "
     for length in range(len(path), 0, -1):
         origin = draft.origins.get(path[:length])

@@ -245,9 +245,8 @@ class Watch:
         with suppress(*_STORE_ERRORS), self._using_store:
             # Reading a key that does not exist yet would block until the store's timeout.
             come = [r for r in self._ranks if r in self._signs or self._store.check([str(r)])]
-            for rank, text in zip(
-                come, self._store.multi_get([str(rank) for rank in come]), strict=True
-            ):
+            texts = self._store.multi_get([str(rank) for rank in come])
+            for rank, text in zip(come, texts, strict=True):
                 sign = Sign(**parse_json(text))
                 previous = self._signs.get(rank)
                 silent = previous is not None and previous.number == sign.number

@@ -127,14 +127,11 @@ def _opened(path: Path) -> BinaryIO:
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record: Any = json.loads(line)
     except (ValueError, RecursionError):
         record = None
-    if (
-        not isinstance(record, dict)
-        or type(record.get("step")) is not int
-        or record["step"] >= LARGEST
-    ):
+    step = record.get("step") if isinstance(record, dict) else None
+    if type(step) is not int or step >= LARGEST:
         raise UserError(
             f'{path}: line {number} is not a JSON object with an integer "step"; '
             "move the file away and start again from the checkpoint"
