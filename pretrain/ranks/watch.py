@@ -85,6 +85,10 @@ def end_process(sentence: str, code: int = EXIT_CODE, store: Any = None) -> NoRe
     os._exit(code)
 
 
+def _newest() -> str:
+    return NEWEST
+
+
 class Watch:
     """A rank's part of the watch; all ranks create theirs together, after the rendezvous.
 
@@ -100,7 +104,7 @@ class Watch:
         self, launch: LaunchEnvironment, timeout_seconds: float, held: Callable[[], str] = str
     ) -> None:
         self._held = held
-        self.saved: Callable[[], str] = lambda: NEWEST
+        self.saved: Callable[[], str] = _newest
         self._rank = launch.rank
         self._ranks = range(launch.world_size)
         self._timeout = timeout_seconds
