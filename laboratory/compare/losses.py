@@ -28,7 +28,7 @@ from pretrain.reporting.text import mean_sd, spread
 
 SCALES = {"nats": NATS, "bits": BITS}
 _SHORT = (tables.PAIRS, tables.GAP, tables.INTERVAL, tables.PERPLEXITY, tables.T_HOLM)
-_LONG = (*_SHORT[:-1], tables.LIES_WITHIN, tables.EFFECT, *tables.TESTS)
+_LONG = (*_SHORT[:-1], tables.LIES_WITHIN, tables.EFFECT, *tables.TESTS, tables.CLAIM)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LossComparison:
         page += [
             "## The gap to the baseline",
             "Paired by seed; positive is worse.",
-            self._gaps(_LONG, claims=True),
+            self._gaps(_LONG),
             Picture("gap"),
             "## Losses",
             self._losses(),
@@ -99,13 +99,13 @@ class LossComparison:
             content_file="comparison.json",
         )
 
-    def _gaps(self, columns: Sequence[tables.GapColumn], *, claims: bool = False) -> Table:
+    def _gaps(self, columns: Sequence[tables.GapColumn]) -> Table:
         rows = [tables.GapRow((name,), gap) for name, gap in self.gaps.items()]
         titled = [
             replace(column, title=f"gap, {self.scale.unit}") if column is tables.GAP else column
             for column in columns
         ]
-        return tables.gap_table(("model",), rows, titled, claims=claims)
+        return tables.gap_table(("model",), rows, titled)
 
     def _losses(self) -> Table:
         """Return mean and deviation of each model, and every loss."""
