@@ -52,7 +52,8 @@ def parity(context: StageContext) -> StageResult:
     steps = 5 if context.small else PARITY_STEPS
     sides = [(variant, device) for variant in variants for device in ("cpu", "auto")]
 
-    def side(variant: str, device: str) -> list[float]:
+    def losses_or_error(side: tuple[str, str]) -> list[float] | str:
+        variant, device = side
         name = f"parity-{variant}-{device}"
         settings = [
             f"attention.variant={variant}",
@@ -60,11 +61,15 @@ def parity(context: StageContext) -> StageResult:
             "performance.compile=none",
             f"optimizer.learning_rate={PARITY_RATE}",
         ]
-        train(context, name, [*settings, f"schedule.steps={steps}"])
-        return column(context, name, "loss/train")
+        try:
+            train(context, name, [*settings, f"schedule.steps={steps}"])
+            return column(context, name, "loss/train")
+        # As text, so that other variants still count.
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(context.at_once) as pool:
-        curves = dict(zip(sides, pool.map(lambda pair: _or_error(side, *pair), sides), strict=True))
+        curves = dict(zip(sides, pool.map(losses_or_error, sides), strict=True))
     values: dict[str, Any] = {}
     checks: dict[str, bool] = {}
     for variant in variants:
@@ -190,14 +195,6 @@ def records(context: StageContext, name: str) -> list[dict[str, Any]]:
 def column(context: StageContext, name: str, tag: str) -> list[float]:
     """Return one quantity, step by step."""
     return [record[tag] for record in records(context, name) if tag in record]
-
-
-def _or_error(work: Any, *arguments: Any) -> Any:
-    """Return the result of the work, or its error as text, so that other variants still count."""
-    try:
-        return work(*arguments)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def _digests(run: Path, step: int) -> dict[str, str]:
