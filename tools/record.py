@@ -116,19 +116,13 @@ def _payload(shards: Path, runs: Path, **settings: Any) -> dict[str, Any]:
 
 def _make_shards(directory: Path, model_type: str) -> None:
     """Write the seeded corpus, a tokenizer and shards of it below `directory`."""
+    corpus = str(directory / "corpus")
+    tokenizer = str(directory / "tokenizer")
     write_made_corpus(directory / "corpus")
     size = ["--vocab-size", "512", "--model-type", model_type]
-    tokenizer = str(directory / "tokenizer")
-    _data_pipeline("train-tokenizer", str(directory / "corpus"), "--out", tokenizer, *size)
-    out = [
-        "--tokenizer",
-        f"{tokenizer}.model",
-        "--out",
-        str(directory / "shards"),
-        "--name",
-        "tiny",
-    ]
-    _data_pipeline("tokenize", str(directory / "corpus"), *out)
+    _data_pipeline("train-tokenizer", corpus, "--out", tokenizer, *size)
+    into = [f"--tokenizer={tokenizer}.model", f"--out={directory / 'shards'}", "--name=tiny"]
+    _data_pipeline("tokenize", corpus, *into)
 
 
 def _data_pipeline(*arguments: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.context import StageContext, StageError, StageResult
+from data_pipeline.io.files import sha256_file
 
 MAIN_VARIANTS = ("vanilla", "orthogonal", "synthesizer_random", "hybrid")
 """Trained weights, a frozen bank, scores without queries and keys, both kinds of heads."""
@@ -27,19 +27,11 @@ norm 100, and two threads of a CPU are then 0.07 nats from one; at this rate 1e-
 def shards(context: StageContext) -> StageResult:
     """Make the demo's corpus, tokenizer and shards offline, from the running Python's own text."""
     corpus, tokenizer = context.work / "corpus", context.work / "tokenizer"
+    into = (f"--tokenizer={tokenizer}.model", f"--out={context.shards}", "--name=demo")
     verbs = (
         ["demo-corpus", corpus],
-        ["train-tokenizer", corpus, "--out", tokenizer, "--vocab-size", "4096"],
-        [
-            "tokenize",
-            corpus,
-            "--tokenizer",
-            f"{tokenizer}.model",
-            "--out",
-            context.shards,
-            "--name",
-            "demo",
-        ],
+        ["train-tokenizer", corpus, f"--out={tokenizer}", "--vocab-size=4096"],
+        ["tokenize", corpus, *into],
     )
     for words in verbs:
         context.run(words[0], [sys.executable, "-m", "data_pipeline", *map(str, words)])
@@ -199,4 +191,4 @@ def column(context: StageContext, name: str, tag: str) -> list[float]:
 
 def _digests(run: Path, step: int) -> dict[str, str]:
     files = (run / f"checkpoints/step_{step:08d}").glob("*.safetensors")
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {file.name: sha256_file(file) for file in files}

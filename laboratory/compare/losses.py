@@ -88,14 +88,13 @@ class LossComparison:
         if self.command:
             page += ["## Made by", f"```\n{shlex.join(self.command)}\n```"]
         short = self._gaps(_SHORT)
+        shown_gaps = {in_lines(name): gap for name, gap in self.gaps.items()}
         axis = f"gap to {self.baseline} in {self.scale.unit}"
         return Document(
             page=page,
             content=self._content(),
             summary=[headline, short, sentences],
-            figures={
-                "gap": lambda: gap_figure({in_lines(n): g for n, g in self.gaps.items()}, axis)
-            },
+            figures={"gap": lambda: gap_figure(shown_gaps, axis)},
             content_file="comparison.json",
         )
 

@@ -315,7 +315,7 @@ def _plot_changes(plot: Axes, groups: Mapping[str, Sequence[RunLengths]], tolera
     plot.axhspan(-100 * tolerance, 100 * tolerance, color="#ececec", zorder=0)
     text = f"criterion ±{100 * tolerance:g} %"
     at = (1, -100 * tolerance)
-    remark(plot, text, at, offset=(-2, 3), coordinates=("axes fraction", "data"), ha="right")
+    remark(plot, text, at, offset=(-2, 3), ha="right")
     for index, (group, runs) in enumerate(groups.items()):
         factors = [factor for factor in FACTORS if factor in runs[0].losses]
         changes = [[100 * run.change(factor) for run in runs] for factor in factors]
