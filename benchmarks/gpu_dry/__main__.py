@@ -277,6 +277,9 @@ def put_in_place(gpu: Any) -> None:
     def compared_orders(ints: Any) -> None:
         gpu.costs.add("host wait", "rank 0's order", times=2)
 
+    def rng_state(**asked: Any) -> Any:
+        return torch.cuda.get_rng_state()
+
     replaced: Any = phase_engine
     replaced.build_model = build
     replaced = partitioned_param_coordinator
@@ -284,7 +287,7 @@ def put_in_place(gpu: Any) -> None:
     replaced = engine
     replaced.audit = answering({})
     replaced = random
-    replaced._get_cuda_rng_state = lambda **asked: torch.cuda.get_rng_state()
+    replaced._get_cuda_rng_state = rng_state
     replaced._set_cuda_rng_state = answering(None)
     replaced = scores
     replaced.scaled_dot_product_attention = flash
