@@ -40,7 +40,20 @@ import numpy as np
 import torch
 from typer.testing import CliRunner
 
+from data_pipeline.errors import DataError
+from megatron_patches.bank.orthonormal import CONSTRUCTIONS, ROLES, SCOPES, BankRecipe
+from megatron_patches.bank.shards import bank_rows, layer_shard
+from megatron_patches.errors import MethodError
+from megatron_patches.recipe.variants import VARIANTS
+from pretrain.__main__ import app
+from pretrain.config.load import load_config
 from pretrain.config.sources import shipped_files
+from pretrain.errors import UserError
+from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
+from pretrain.ranks.signals import StopSignals
+from pretrain.ranks.single_process import one_process
+from pretrain.runs.metrics_file import read_metrics
+from tests.command_line import checkpoint_tensors
 from tests.distributed.designs import DESIGNS, design_overrides
 from tests.ranks import ROOT, run_ranks
 from tools.arithmetic import arithmetic_digest
@@ -88,33 +101,28 @@ class Workplace:
         """Return the report of `train_designs`; trained in `directory`/runs on the first call."""
         if self._trained is None:
             runs = self.directory / "runs"
-            payload = {
-                "runs": {
-                    design: design_overrides(
-                        design, self.shards(), runs, design, schedule__steps=STEPS
-                    )
-                    for design in DESIGNS
-                }
-            }
+            payload = _payload(self.shards(), runs, schedule__steps=STEPS)
             self._trained = run_ranks(1, "tools.record:train_designs", payload, timeout=1800)
         return self._trained
 
 
+def _payload(shards: Path, runs: Path, **settings: Any) -> dict[str, Any]:
+    """Return what rank functions get: the overrides of every design."""
+    overrides = {
+        design: design_overrides(design, shards, runs, design, **settings) for design in DESIGNS
+    }
+    return {"runs": overrides}
+
+
 def _make_shards(directory: Path, model_type: str) -> None:
     """Write the seeded corpus, a tokenizer and shards of it below `directory`."""
+    corpus = str(directory / "corpus")
+    tokenizer = str(directory / "tokenizer")
     write_made_corpus(directory / "corpus")
     size = ["--vocab-size", "512", "--model-type", model_type]
-    tokenizer = str(directory / "tokenizer")
-    _data_pipeline("train-tokenizer", str(directory / "corpus"), "--out", tokenizer, *size)
-    out = [
-        "--tokenizer",
-        f"{tokenizer}.model",
-        "--out",
-        str(directory / "shards"),
-        "--name",
-        "tiny",
-    ]
-    _data_pipeline("tokenize", str(directory / "corpus"), *out)
+    _data_pipeline("train-tokenizer", corpus, "--out", tokenizer, *size)
+    into = [f"--tokenizer={tokenizer}.model", f"--out={directory / 'shards'}", "--name=tiny"]
+    _data_pipeline("tokenize", corpus, *into)
 
 
 def _data_pipeline(*arguments: str) -> None:
@@ -128,11 +136,6 @@ Entries = Iterator[tuple[str, str]]
 
 def bank(workplace: Workplace) -> Entries:
     """Yield rows of every construction at two small shapes, and of two heads of every variant."""
-    from megatron_patches.bank.orthonormal import CONSTRUCTIONS, ROLES, SCOPES, BankRecipe
-    from megatron_patches.bank.shards import bank_rows
-    from megatron_patches.recipe.variants import VARIANTS
-    from pretrain.config.load import load_config
-
     recipes: dict[str, dict[str, Any]] = {
         f"{construction}/{scope}": {"construction": construction, "scope": scope}
         for construction in CONSTRUCTIONS
@@ -158,10 +161,6 @@ def bank(workplace: Workplace) -> Entries:
 
 def _bank_rows(name: str, hidden_size: int, head_dim: int, recipe: dict[str, Any]) -> Entries:
     """Yield rows of four query and two key heads in float64, and as a rank holds them in bf16."""
-    from megatron_patches.bank.orthonormal import ROLES, BankRecipe
-    from megatron_patches.bank.shards import bank_rows, layer_shard
-    from megatron_patches.errors import MethodError
-
     try:
         bank_recipe = BankRecipe(
             seed=1234,
@@ -201,15 +200,8 @@ def shards(workplace: Workplace) -> Entries:
 def init(workplace: Workplace) -> Entries:
     """Yield parameters and buffers of all designs on every rank."""
     for size in (1, 2):
-        layout = {"parallel__tensor_model_parallel_size": size}
-        payload = {
-            "runs": {
-                design: design_overrides(
-                    design, workplace.directory, workplace.directory, design, **layout
-                )
-                for design in DESIGNS
-            }
-        }
+        directory = workplace.directory
+        payload = _payload(directory, directory, parallel__tensor_model_parallel_size=size)
         weights = run_ranks(size, "tools.record:initial_weights", payload)
         for design, ranks in weights.items():
             for rank, tensors in enumerate(ranks):
@@ -221,13 +213,7 @@ def initial_weights(payload: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
     """Return what every rank has of each design: {parameter or buffer: digest} (rank function)."""
     import torch.distributed as dist
 
-    from pretrain.config.load import load_config
     from pretrain.model.build import build_model
-    from pretrain.ranks.groups import (
-        LaunchEnvironment,
-        initialize_distributed,
-        shutdown_distributed,
-    )
 
     environment = LaunchEnvironment.read()
     size = environment.world_size
@@ -249,8 +235,6 @@ def initial_weights(payload: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
 
 def train(workplace: Workplace) -> Entries:
     """Yield exact losses and gradient norms, and the last checkpoint's tensors."""
-    from tests.command_line import checkpoint_tensors
-
     for design, curves in workplace.trained().items():
         for quantity, values in curves.items():
             yield f"{design}/{quantity}", digest(" ".join(map(repr, values)).encode())
@@ -265,9 +249,6 @@ def train(workplace: Workplace) -> Entries:
 
 def train_designs(payload: dict[str, Any]) -> dict[str, Any]:
     """Train every design, and return its curves (rank function)."""
-    from pretrain.config.load import load_config
-    from pretrain.ranks.signals import StopSignals
-    from pretrain.runs.metrics_file import read_metrics
     from pretrain.training.loop import train as run_training
 
     curves = {}
@@ -297,7 +278,6 @@ def export_designs(payload: dict[str, Any]) -> dict[str, str]:
     from transformers import AutoModelForCausalLM
 
     from pretrain.export.export import export_run
-    from pretrain.ranks.single_process import one_process
 
     tokens = torch.arange(48).view(3, 16) * 7 % 512
     digests = {}
@@ -322,7 +302,7 @@ def export_designs(payload: dict[str, Any]) -> dict[str, str]:
 
 def show(workplace: Workplace) -> Entries:
     """Yield the sections of `show`, over all configs, for each variant."""
-    for variant in _variants():
+    for variant in VARIANTS:
         sections: dict[str, list[str]] = {}
         for config in CONFIGS:
             for line in _verb("show", config, f"attention.variant={variant}").splitlines():
@@ -336,7 +316,7 @@ def show(workplace: Workplace) -> Entries:
 
 def plan(workplace: Workplace) -> Entries:
     """Yield the headings of `plan --json`, over all configs, for each variant."""
-    for variant in _variants():
+    for variant in VARIANTS:
         headings: dict[str, list[str]] = {}
         for config in CONFIGS:
             arguments = ["--gpus", GPUS.get(config, "8"), "--json"]
@@ -349,16 +329,8 @@ def plan(workplace: Workplace) -> Entries:
             yield f"{variant}/{heading}", digest("\n".join(lines).encode())
 
 
-def _variants() -> Iterable[str]:
-    from megatron_patches.recipe.variants import VARIANTS
-
-    return VARIANTS
-
-
 def _verb(*arguments: str) -> str:
     """Return what a verb of the program prints, or "refused"."""
-    from pretrain.__main__ import app
-
     with _refusals() as allowed:
         done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
         assert done.exit_code == 0, done.output
@@ -368,10 +340,6 @@ def _verb(*arguments: str) -> str:
 @contextlib.contextmanager
 def _refusals() -> Iterator[list[bool]]:
     """Catch refusals of the program; the yielded list stays empty then, else it gets True."""
-    from data_pipeline.errors import DataError
-    from megatron_patches.errors import MethodError
-    from pretrain.errors import UserError
-
     allowed: list[bool] = []
     try:
         yield allowed

@@ -110,7 +110,7 @@ def main() -> None:
             work=Path(work),
             shards=shards,
             until=started + seconds,
-            on_gpu=on_gpu,
+            small=not on_gpu,
             at_once=max(1, min(8, (os.cpu_count() or 1) // 2)),
             environment=environment(),
         )

@@ -45,21 +45,16 @@ class StageContext:
 
     Attributes:
         until: Deadline, a value of `time.monotonic`.
-        on_gpu: Whether the processes will find a GPU.
+        small: Whether sizes are those for a CPU: the processes will find no GPU.
         at_once: Trainings that one stage starts at the same time.
     """
 
     work: Path
     shards: Path
     until: float
-    on_gpu: bool
+    small: bool
     at_once: int
     environment: Mapping[str, str]
-
-    @property
-    def small(self) -> bool:
-        """Return whether sizes are those for a CPU."""
-        return not self.on_gpu
 
     @property
     def runs(self) -> Path:
@@ -68,7 +63,7 @@ class StageContext:
     @property
     def precision(self) -> list[str]:
         """Return the override of the dtype: bf16 where there are kernels for it."""
-        return [f"precision.dtype={'bf16' if self.on_gpu else 'fp32'}"]
+        return [f"precision.dtype={'fp32' if self.small else 'bf16'}"]
 
     @property
     def seconds_left(self) -> float:

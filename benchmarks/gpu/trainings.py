@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.context import StageContext, StageError, StageResult
+from data_pipeline.io.files import sha256_file
 
 MAIN_VARIANTS = ("vanilla", "orthogonal", "synthesizer_random", "hybrid")
 """Trained weights, a frozen bank, scores without queries and keys, both kinds of heads."""
@@ -27,19 +27,11 @@ norm 100, and two threads of a CPU are then 0.07 nats from one; at this rate 1e-
 def shards(context: StageContext) -> StageResult:
     """Make the demo's corpus, tokenizer and shards offline, from the running Python's own text."""
     corpus, tokenizer = context.work / "corpus", context.work / "tokenizer"
+    into = (f"--tokenizer={tokenizer}.model", f"--out={context.shards}", "--name=demo")
     verbs = (
         ["demo-corpus", corpus],
-        ["train-tokenizer", corpus, "--out", tokenizer, "--vocab-size", "4096"],
-        [
-            "tokenize",
-            corpus,
-            "--tokenizer",
-            f"{tokenizer}.model",
-            "--out",
-            context.shards,
-            "--name",
-            "demo",
-        ],
+        ["train-tokenizer", corpus, f"--out={tokenizer}", "--vocab-size=4096"],
+        ["tokenize", corpus, *into],
     )
     for words in verbs:
         context.run(words[0], [sys.executable, "-m", "data_pipeline", *map(str, words)])
@@ -52,7 +44,8 @@ def parity(context: StageContext) -> StageResult:
     steps = 5 if context.small else PARITY_STEPS
     sides = [(variant, device) for variant in variants for device in ("cpu", "auto")]
 
-    def side(variant: str, device: str) -> list[float]:
+    def losses_or_error(side: tuple[str, str]) -> list[float] | str:
+        variant, device = side
         name = f"parity-{variant}-{device}"
         settings = [
             f"attention.variant={variant}",
@@ -60,11 +53,15 @@ def parity(context: StageContext) -> StageResult:
             "performance.compile=none",
             f"optimizer.learning_rate={PARITY_RATE}",
         ]
-        train(context, name, [*settings, f"schedule.steps={steps}"])
-        return column(context, name, "loss/train")
+        try:
+            train(context, name, [*settings, f"schedule.steps={steps}"])
+            return column(context, name, "loss/train")
+        # As text, so that other variants still count.
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(context.at_once) as pool:
-        curves = dict(zip(sides, pool.map(lambda pair: _or_error(side, *pair), sides), strict=True))
+        curves = dict(zip(sides, pool.map(losses_or_error, sides), strict=True))
     values: dict[str, Any] = {}
     checks: dict[str, bool] = {}
     for variant in variants:
@@ -192,14 +189,6 @@ def column(context: StageContext, name: str, tag: str) -> list[float]:
     return [record[tag] for record in records(context, name) if tag in record]
 
 
-def _or_error(work: Any, *arguments: Any) -> Any:
-    """Return the result of the work, or its error as text, so that other variants still count."""
-    try:
-        return work(*arguments)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
 def _digests(run: Path, step: int) -> dict[str, str]:
     files = (run / f"checkpoints/step_{step:08d}").glob("*.safetensors")
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {file.name: sha256_file(file) for file in files}

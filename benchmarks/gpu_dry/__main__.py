@@ -174,16 +174,9 @@ def load_guard() -> None:
         BUILD.mkdir(parents=True, exist_ok=True)
         # Renamed when complete: another process must never load half a library.
         unfinished = library.with_suffix(f".{os.getpid()}")
-        command = [
-            os.environ.get("CXX", "g++"),
-            "-shared",
-            "-fPIC",
-            "-std=c++20",
-            "-O1",
-            str(source),
-            *includes,
-        ]
-        subprocess.run([*command, "-o", str(unfinished)], check=True)
+        options = ["-shared", "-fPIC", "-std=c++20", "-O1", *includes]
+        command = [os.environ.get("CXX", "g++"), str(source), *options, "-o", str(unfinished)]
+        subprocess.run(command, check=True)
         unfinished.rename(library)
     for path in (folder / "lib/libc10.so", folder / "lib/libtorch_cpu.so", library):
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
@@ -275,20 +268,11 @@ def put_in_place(gpu: Any) -> None:
     ) -> Any:
         assert settings["is_causal"]
         aten = torch.ops.aten
+        common: Any = {"dropout_p": dropout_p, "is_causal": True, "scale": scale}
         if query.dtype == torch.bfloat16:
-            of_all = aten._scaled_dot_product_flash_attention
-            return of_all(query, key, value, dropout_p=dropout_p, is_causal=True, scale=scale)[0]
+            return aten._scaled_dot_product_flash_attention(query, key, value, **common)[0]
         efficient = aten._scaled_dot_product_efficient_attention
-        return efficient(
-            query,
-            key,
-            value,
-            attn_bias=None,
-            compute_log_sumexp=True,
-            dropout_p=dropout_p,
-            is_causal=True,
-            scale=scale,
-        )[0]
+        return efficient(query, key, value, attn_bias=None, compute_log_sumexp=True, **common)[0]
 
     def compared_orders(ints: Any) -> None:
         gpu.costs.add("host wait", "rank 0's order", times=2)

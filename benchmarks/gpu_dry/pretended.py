@@ -139,10 +139,7 @@ class PretendedGpu(contextlib.ExitStack):
                     moved_to = None if tensor is None else on_gpu(tensor)
                     store[name] = moved_to  # type: ignore[assignment]
             attributes = vars(module)
-            for store in (
-                attributes,
-                *(value for name, value in attributes.items() if name == "head_orders"),
-            ):
+            for store in (attributes, attributes.get("head_orders", {})):
                 store |= {
                     k: on_gpu(value)
                     for k, value in store.items()

@@ -107,7 +107,10 @@ def main() -> None:
     write_report(report, keep)
     for name, contender in contenders.items():
         if AGAIN not in name:
-            look_into(name, contender, batch, context=context, clock=clock, report=report)
+            report["parts"][name] = seconds_by_part(
+                contender, batch, PART_ROUNDS, CLOCKS[clock], wait=waiting(context)
+            )
+            report["kernels"][name] = seconds_by_kernel(contender, batch, PROFILED_STEPS)
             write_report(report, keep)
     if context.is_first:
         print_report(report)
@@ -211,11 +214,11 @@ def take_first_step(name: str, contender: Contender, tokens: torch.Tensor) -> No
         raise RuntimeError(f"the loss of {name} is {loss.item()}")
 
 
-def mfu(shape: Shape, layout: Layout, context: ParallelContext, seconds: float) -> float | None:
+def mfu(flops: float, seconds: float, context: ParallelContext) -> float | None:
     """Model FLOPs utilisation of a step, causal attention counted by half.
 
     Args:
-        shape: Shape of the model and of a rank's batch.
+        flops: FLOPs of a step on all ranks.
         seconds: Seconds of a step.
 
     Returns:
@@ -224,8 +227,6 @@ def mfu(shape: Shape, layout: Layout, context: ParallelContext, seconds: float) 
     if context.device.type != "cuda":
         return None
     peak = peak_flops(torch.cuda.get_device_name())
-    tokens = shape.batch * shape.length * layout.data_parallel
-    flops = tokens * model_flops_per_token(benchmark_config(shape, ORDINARY, layout).shape)
     return flops / seconds / (peak * context.world_size) if peak else None
 
 
@@ -250,12 +251,14 @@ def measure(
 
     Returns:
         The report: the machine and the layout, medians in seconds, MFU, ratios to the baselines,
-            and places for `look_into`.
+            and places for the seconds by part and by kernel.
     """
     times = take_turns(contenders, batch, steps, CLOCKS[clock], wait=waiting(context))
     theory = benchmark_config(shape, ORDINARY, layout).shape
     full = model_flops_per_token(theory)
+    step_flops = shape.batch * shape.length * layout.data_parallel * full
     variants = {name.partition(" ")[0] for name in contenders} & VARIANTS.keys()
+    medians = {name: statistics.median(values) for name, values in times.items()}
     report: dict[str, Any] = {
         "shape": str(shape),
         "recipe": shape.recipe,
@@ -272,11 +275,8 @@ def measure(
             name: 1 - executed_flops_per_token(theory, VARIANTS[name]) / full
             for name in sorted(variants - {ORDINARY})
         },
-        "seconds": {name: statistics.median(values) for name, values in times.items()},
-        "mfu": {
-            name: mfu(shape, layout, context, statistics.median(values))
-            for name, values in times.items()
-        },
+        "seconds": medians,
+        "mfu": {name: mfu(step_flops, seconds, context) for name, seconds in medians.items()},
         "ratio": {},
         "parts": {},
         "kernels": {},
@@ -289,28 +289,6 @@ def measure(
                 name: ratio(values, times[base]) for name, values in compared.items()
             }
     return report
-
-
-def look_into(
-    name: str,
-    contender: Contender,
-    batch: Callable[[], torch.Tensor],
-    *,
-    context: ParallelContext,
-    clock: str,
-    report: dict[str, Any],
-) -> None:
-    """Add the seconds of a contender's step, by part and by kernel, to the report.
-
-    Args:
-        batch: Function that makes the tokens of a step.
-        clock: `cpu` or `wall`, as for `measure`.
-        report: Report that gets both.
-    """
-    report["parts"][name] = seconds_by_part(
-        contender, batch, PART_ROUNDS, CLOCKS[clock], wait=waiting(context)
-    )
-    report["kernels"][name] = seconds_by_kernel(contender, batch, PROFILED_STEPS)
 
 
 def print_report(report: dict[str, Any]) -> None:

@@ -87,15 +87,12 @@ def shapes_of_labels(runs: Sequence[FinishedRun], labels: Sequence[str]) -> set[
     return differing
 
 
-def refuse_incomparable(
-    runs: Sequence[FinishedRun], subjects: Collection[str], match: str = "tokens"
-) -> None:
+def refuse_incomparable(runs: Sequence[FinishedRun], subjects: Collection[str], match: str) -> None:
     """Refuse runs that differ in data, tokens, model shape or evaluation.
 
     Args:
         subjects: Facts that may differ.
-        match: With flops, tokens may differ where all runs had the same `schedule.flops`; "" for a
-            verb without options to name a subject.
+        match: With flops, tokens may differ where all runs had the same `schedule.flops`.
 
     Raises:
         UserError: names every difference, with a run for each side, and the option that makes it
@@ -124,8 +121,8 @@ def refuse_incomparable(
             options = "--match flops"
         raise UserError(
             f"these runs cannot be compared: {'; '.join(differences.values())}; compare runs of "
-            "the same data, tokens, model shape and evaluation"
-            + (f", or say {options} if that is what is compared" if match else "")
+            f"the same data, tokens, model shape and evaluation, or say {options} if that is what "
+            "is compared"
         )
 
 
@@ -209,7 +206,7 @@ def _derived(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def settings_notes(
-    groups: Groups[FinishedRun], subjects: Mapping[str, Any], shapes: Collection[str] = ()
+    groups: Groups[FinishedRun], subjects: Mapping[str, Any], shapes: Collection[str]
 ) -> list[str]:
     """Return one sentence for each further setting in which the runs differ.
 

@@ -41,17 +41,9 @@ _SHOWN_FROM = 0.15
 
 def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
     """Return {name: function that draws the figure}, which returns None for nothing to show."""
-    return {
-        "loss": lambda: loss_figure(comparison),
-        "gap": lambda: gap_figure(
-            {
-                _row_name(variant): variant.gap
-                for variant in comparison.variants
-                if variant.gap is not None
-            },
-            f"{comparison.gap_to} in nats per token",
-        ),
-    }
+    gaps = {_row_name(variant): variant.gap for variant in comparison.variants if variant.gap}
+    axis = f"{comparison.gap_to} in nats per token"
+    return {"loss": lambda: loss_figure(comparison), "gap": lambda: gap_figure(gaps, axis)}
 
 
 def _row_name(variant: Variant) -> str:
@@ -238,14 +230,7 @@ def gap_figure(gaps: Mapping[str, PairedGap], axis: str) -> Figure | None:
         mean = signed(factor * gap.mean, 3)
         text = f"{mean}  ({percent(gap.perplexity_ratio)} perplexity), n = {gap.n}"
         lines = text if page_width() == WIDTH else text.replace("  ", "\n").replace(", ", "\n")
-        remark(
-            axes,
-            lines.replace("-", "−"),
-            at=(1.0, row),
-            offset=(6, 0),
-            coordinates=("axes fraction", "data"),
-            va="center",
-        )
+        remark(axes, lines.replace("-", "−"), at=(1.0, row), offset=(6, 0), va="center")
     axes.set_yticks(range(len(gaps)), list(gaps))
     axes.set_ylim(len(gaps) - 0.45, -0.55)
     axes.set_xlabel(in_lines(f"{axis} (right is worse)", int(95 * page_width() / WIDTH)))

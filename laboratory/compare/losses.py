@@ -28,7 +28,7 @@ from pretrain.reporting.text import mean_sd, spread
 
 SCALES = {"nats": NATS, "bits": BITS}
 _SHORT = (tables.PAIRS, tables.GAP, tables.INTERVAL, tables.PERPLEXITY, tables.T_HOLM)
-_LONG = (*_SHORT[:-1], tables.LIES_WITHIN, tables.EFFECT, *tables.TESTS)
+_LONG = (*_SHORT[:-1], tables.LIES_WITHIN, tables.EFFECT, *tables.TESTS, tables.CLAIM)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LossComparison:
         page += [
             "## The gap to the baseline",
             "Paired by seed; positive is worse.",
-            self._gaps(_LONG, claims=True),
+            self._gaps(_LONG),
             Picture("gap"),
             "## Losses",
             self._losses(),
@@ -88,24 +88,23 @@ class LossComparison:
         if self.command:
             page += ["## Made by", f"```\n{shlex.join(self.command)}\n```"]
         short = self._gaps(_SHORT)
+        shown_gaps = {in_lines(name): gap for name, gap in self.gaps.items()}
         axis = f"gap to {self.baseline} in {self.scale.unit}"
         return Document(
             page=page,
             content=self._content(),
             summary=[headline, short, sentences],
-            figures={
-                "gap": lambda: gap_figure({in_lines(n): g for n, g in self.gaps.items()}, axis)
-            },
+            figures={"gap": lambda: gap_figure(shown_gaps, axis)},
             content_file="comparison.json",
         )
 
-    def _gaps(self, columns: Sequence[tables.GapColumn], *, claims: bool = False) -> Table:
+    def _gaps(self, columns: Sequence[tables.GapColumn]) -> Table:
         rows = [tables.GapRow((name,), gap) for name, gap in self.gaps.items()]
         titled = [
             replace(column, title=f"gap, {self.scale.unit}") if column is tables.GAP else column
             for column in columns
         ]
-        return tables.gap_table(("model",), rows, titled, claims=claims)
+        return tables.gap_table(("model",), rows, titled)
 
     def _losses(self) -> Table:
         """Return mean and deviation of each model, and every loss."""

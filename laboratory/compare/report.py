@@ -347,7 +347,7 @@ def gap_definitions(comparisons: int) -> list[str]:
     ]
 
 
-def definitions(comparisons: int, trends: int = 0) -> list[str]:
+def definitions(comparisons: int, trends: int) -> list[str]:
     """Return the formulas of a report; docs/comparison.md explains them.
 
     Args:

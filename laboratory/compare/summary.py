@@ -50,16 +50,11 @@ def _few_pairs(comparison: Comparison) -> list[str]:
         else f"{variant.name} has no seed in common with the baseline, so no gap"
         for variant, gap in gaps
     )
+    costs = [*_costs(comparison, comparison.others), *_speed(comparison, comparison.others)]
     sizes = " and ".join(map(str, sorted({gap.n if gap else 0 for _, gap in gaps})))
     return [
         f"Quality (+ is worse): {quality}.",
-        " ".join(
-            [
-                "Cost:",
-                *_costs(comparison, comparison.others),
-                *_speed(comparison, comparison.others),
-            ]
-        ),
+        f"Cost: {' '.join(costs)}",
         f"How sure: n = {sizes}, and below {FEWEST_SEEDS} pairs of seeds significance is not "
         "claimed. Other seeds or more tokens may turn the result round.",
     ]

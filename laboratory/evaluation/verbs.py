@@ -132,7 +132,7 @@ def diversity(
     measured = _measure(
         read, lambda trained, group, context: measure_run(trained, group, context, samples)
     )
-    finish(diversity_report(measured, Limits(cosine, divergence), samples), out)
+    finish(diversity_report(measured, Limits(cosine, divergence), samples).document(), out)
 
 
 @evaluate.command()
@@ -159,7 +159,7 @@ def length(
     from laboratory.study.report import finish
 
     measured = _measure(read, lambda trained, group, _: measure_lengths(trained, group, samples))
-    finish(length_report(measured, tolerance), out)
+    finish(length_report(measured, tolerance).document(), out)
 
 
 @evaluate.command()
@@ -202,7 +202,7 @@ def approximation(
         steps=steps,
         learning_rate=learning_rate,
     )
-    finish(approximation_report(grid, run_grid(grid), tolerance), out)
+    finish(approximation_report(grid, run_grid(grid), tolerance).document(), out)
 
 
 evaluate.command()(glue)

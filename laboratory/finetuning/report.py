@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from data_pipeline.io.forms import Count
 from laboratory.study.gaps import POINTS, PairedGap, adjusted, paired_gap, with_gap
 from laboratory.study.report import Report, Verdict, seeds_text, text_table
-from laboratory.study.tables import EFFECT, GAP, INTERVAL, T_HOLM, T_P, GapRow, gap_table
+from laboratory.study.tables import EFFECT, GAP, INTERVAL, ROW_CLAIM, T_HOLM, T_P, GapRow, gap_table
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import number
 
@@ -226,8 +226,7 @@ def _gaps(comparisons: Sequence[Comparison], baseline: str) -> Table:
     return gap_table(
         ("task", "metric", "variant", "pairs"),
         rows,
-        (GAP, INTERVAL, EFFECT, T_P, T_HOLM),
-        claims=True,
+        (GAP, INTERVAL, EFFECT, T_P, T_HOLM, ROW_CLAIM),
         title=f"Gaps to {baseline}, in points; below 0 is worse",
     )
 

@@ -165,7 +165,7 @@ def _run(
     kept = sum(trial.kept for trial in trials)
     remark = f" ({kept} of {len(trials)} trainings were there)" if kept else ""
     content = {"settings": asdict(settings), "models": models}
-    finish(fine_tuned_report(study, trials, content), out, remark=remark)
+    finish(fine_tuned_report(study, trials, content).document(), out, remark=remark)
 
 
 def require_packages(verb: str, *modules: str) -> None:

@@ -106,11 +106,10 @@ def inline_svg(svg: str, name: str, narrow: str = "") -> str:
         name: Label for screen readers, and prefix of the ids, which makes them unique in the page.
         narrow: The drawing for a phone; "": the same, scaled.
     """
+    wide = _svg(svg, name, name)
     if not narrow:
-        return f'<div class="figure">{_svg(svg, name, name)}</div>'
-    wide, slim = (
-        _svg(*arguments) for arguments in ((svg, name, name), (narrow, name, f"{name}-narrow"))
-    )
+        return f'<div class="figure">{wide}</div>'
+    slim = _svg(narrow, name, f"{name}-narrow")
     return f'<div class="figure broad">{wide}</div><div class="figure narrow">{slim}</div>'
 
 

@@ -139,7 +139,7 @@ def remark(
     text: str,
     at: tuple[float, float],
     offset: tuple[float, float],
-    coordinates: tuple[str, str],
+    coordinates: tuple[str, str] = ("axes fraction", "data"),
     **alignment: Any,
 ) -> None:
     """Write small grey text beside a point.

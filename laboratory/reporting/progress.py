@@ -11,20 +11,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from data_pipeline.io.words import shown_in_line
 
+SECONDS_BETWEEN_LINES = 5.0
+"""The least between two lines of a log file."""
+
 
 class WorkDisplay:
     """Display of progress over work items, shown while entered as a context.
 
     Args:
         pieces: Number of work items.
-        seconds_between_lines: Least time between two lines of a log file.
     """
 
-    def __init__(self, pieces: int, seconds_between_lines: float = 5.0) -> None:
+    def __init__(self, pieces: int) -> None:
         self._console = Console(file=sys.stderr)
         self._pieces = pieces
         self._done = 0
-        self._pause = seconds_between_lines
         self._last = -math.inf
         self._bar = Progress(
             MofNCompleteColumn(),
@@ -51,7 +52,7 @@ class WorkDisplay:
         self._bar.update(self._task, completed=self._done, description=title)
         self._done += 1
         now = time.monotonic()
-        if not self._console.is_terminal and now - self._last >= self._pause:
+        if not self._console.is_terminal and now - self._last >= SECONDS_BETWEEN_LINES:
             self._last = now
             self._console.print(
                 f"{self._done}/{self._pieces}: {title}",

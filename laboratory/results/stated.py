@@ -20,10 +20,9 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from laboratory.api import paired_gaps
 from laboratory.results.equal_cost import Losses, at_equal_share, read_losses, saved_share
 from laboratory.results.tables import RESULTS, table
-from laboratory.study.gaps import PairedGap
+from laboratory.study.gaps import PairedGap, mean_over_seeds
 
 PASSAGES = RESULTS / "stated.yaml"
 Unit = Literal["nats", "percent", "points"]
@@ -84,7 +83,7 @@ class Passage(BaseModel):
             numbers = [number.partition(" [")[0] for number in numbers]
         return flat(self.text).format(*numbers)
 
-    def _gap(self, tokens: float | Literal["end", "doubling"], cost: str) -> PairedGap:
+    def _gap(self, tokens: float | Literal["end", "doubling"], cost: str) -> PairedGap | None:
         losses = losses_of(self.runs, self.measure)
         if tokens == "doubling":
             first, last = self.between or (0, math.inf)
@@ -93,9 +92,9 @@ class Passage(BaseModel):
                 for length in losses[self.of].keys() & losses[self.to].keys()
                 if first * MILLION <= length <= last * MILLION
             )
-            return of_differences(slopes([self._differences(at, cost) for at in lengths], lengths))
+            return mean_over_seeds(slopes([self._differences(at, cost) for at in lengths], lengths))
         length = None if tokens == "end" else round(tokens * MILLION)
-        return of_differences(self._differences(length, cost))
+        return mean_over_seeds(self._differences(length, cost))
 
     def _differences(self, tokens: int | None, cost: str) -> dict[int, float]:
         losses = losses_of(self.runs, self.measure)
@@ -129,11 +128,6 @@ def losses_of(runs: tuple[Path, ...], measure: str) -> Losses:
     return scores
 
 
-def of_differences(differences: dict[int, float]) -> PairedGap:
-    """Return the gap whose differences by seed are known."""
-    return paired_gaps({"of": differences, "to": dict.fromkeys(differences, 0.0)}, "to")["of"]
-
-
 def slopes(gaps: Sequence[dict[int, float]], lengths: Sequence[int]) -> dict[int, float]:
     """Return the change of the gap with each doubling, for each seed that has it at all lengths."""
     seeds = set.intersection(*map(set, gaps))
@@ -144,9 +138,9 @@ def slopes(gaps: Sequence[dict[int, float]], lengths: Sequence[int]) -> dict[int
     }
 
 
-def in_words(gap: PairedGap, unit: Unit, signed: bool) -> str:
+def in_words(gap: PairedGap | None, unit: Unit, signed: bool) -> str:
     """Return a gap as pages write it, each number rounded once."""
-    assert gap.low is not None and gap.high is not None, gap
+    assert gap is not None and gap.low is not None and gap.high is not None, gap
     values = [gap.mean, gap.low, gap.high]
     if unit == "percent":
         values = [100 * math.expm1(value) for value in values]

@@ -96,12 +96,11 @@ def _of_summary(
         if value != last.get(key) and not (key in optional and value is None):
             yield run.summary, key, value, run.metrics, last.get(key)
     recorded = tags.PERPLEXITY_OF_SOURCE.members(last)
-    if recorded and recorded != validation["perplexity_by_source"]:
-        by_source = validation["perplexity_by_source"]
-        names = sorted({*recorded, *by_source})
-        source = next(name for name in names if by_source.get(name) != recorded.get(name))
-        key = tags.PERPLEXITY_OF_SOURCE.of(source)
-        yield run.summary, key, by_source.get(source), run.metrics, recorded.get(source)
+    by_source = validation["perplexity_by_source"]
+    for source in sorted({*recorded, *by_source}) if recorded else ():
+        if by_source.get(source) != recorded.get(source):
+            key = tags.PERPLEXITY_OF_SOURCE.of(source)
+            yield run.summary, key, by_source.get(source), run.metrics, recorded.get(source)
     loss, perplexity = validation["loss"], validation["perplexity"]
     if loss is not None and perplexity is not None:
         # exp overflows a float above 709.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -174,10 +173,8 @@ def leave_out_others(paths: Sequence[Path], models: bool = False) -> tuple[list[
     skipped = [path for path in skipped if not (models and (path / "config.json").is_file())]
     if not skipped or len(skipped) == len(paths):
         return list(paths), ""
-    listed = ", ".join(map(str, skipped))
-    return [
-        path for path in paths if path not in skipped
-    ], f"left out, because there is no run in it: {listed}"
+    kept = [path for path in paths if path not in skipped]
+    return kept, f"left out, because there is no run in it: {', '.join(map(str, skipped))}"
 
 
 def _require_finished(run: RunDirectory, name: str) -> None:
@@ -229,19 +226,11 @@ def _require_whole(
     for (first, every), end in zip(starts, np.minimum.accumulate(ends)[::-1], strict=True):
         records = curves.steps[: np.searchsorted(curves.steps, end)]
         expected = range(-(-first // every) * every, int(records[-1]) if len(records) else 0, every)
-        start_steps = records[np.searchsorted(records, first) : -1]
-        present = start_steps[start_steps % every == 0].tolist()
-        if len(present) < len(expected):
-            lost = next(
-                step
-                for step, present_step in zip_longest(expected, present)
-                if step != present_step
-            )
-            more = (
-                f" and {len(expected) - len(present) - 1} others"
-                if len(expected) > len(present) + 1
-                else ""
-            )
+        present = {step for step in records.tolist() if step in expected}
+        missing = len(expected) - len(present)
+        if missing:
+            lost = next(step for step in expected if step not in present)
+            more = f" and {missing - 1} others" if missing > 1 else ""
             raise UserError(
                 f"{run.metrics} has no record of step {lost}{more}, though telemetry.every was "
                 f"{every}; restore the file, or leave the run out"

@@ -167,7 +167,7 @@ class Report:
         )
 
 
-def write(study: Document | Report, out: Path) -> Path:
+def write(document: Document, out: Path) -> Path:
     """Write all files of a study and return the path of report.md.
 
     Args:
@@ -176,23 +176,18 @@ def write(study: Document | Report, out: Path) -> Path:
     Raises:
         UserError: `out` cannot be written.
     """
-    document = study.document() if isinstance(study, Report) else study
     try:
-        return _write(document, out)
+        out.mkdir(parents=True, exist_ok=True)
+        drawings = write_figures(document.figures, out)
+        write_json(out / document.content_file, document.content)
+        write_text_atomically(out / "report.html", shown(page_html(document.page, drawings)))
+        write_text_atomically(out / "report.md", shown(page_text(document.page, drawings)))
     except OSError as error:
         raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from error
-
-
-def _write(document: Document, out: Path) -> Path:
-    out.mkdir(parents=True, exist_ok=True)
-    drawings = write_figures(document.figures, out)
-    write_json(out / document.content_file, document.content)
-    write_text_atomically(out / "report.html", shown(page_html(document.page, drawings)))
-    write_text_atomically(out / "report.md", shown(page_text(document.page, drawings)))
     return out / "report.md"
 
 
-def finish(study: Document | Report, out: Path, *, log_width: int = 80, remark: str = "") -> None:
+def finish(document: Document, out: Path, *, log_width: int = 80, remark: str = "") -> None:
     """Write all files, and print the summary and the path of the report.
 
     Args:
@@ -203,7 +198,6 @@ def finish(study: Document | Report, out: Path, *, log_width: int = 80, remark: 
     Raises:
         UserError: `out` cannot be written.
     """
-    document = study.document() if isinstance(study, Report) else study
     path = write(document, out)
     show(document.summary, Console(width=get_terminal_size((log_width, 24)).columns))
     typer.echo(f"written: {path}{remark}")

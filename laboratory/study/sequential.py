@@ -60,18 +60,6 @@ class Decision:
     high: float
 
 
-def quantile(n: int, level: float) -> float:
-    """Return the distance of a bound from the mean, in standard errors.
-
-    Args:
-        n: Number of differences.
-        level: YES or NO.
-    """
-    from scipy import stats  # a second, which refusals do not wait for
-
-    return float(stats.t.isf(KAPPA[level] / n**EXPONENT, n - 1)) if FIRST <= n <= LAST else math.inf
-
-
 def bounds(differences: Sequence[float], level: float) -> tuple[float, float]:
     """Return the lower and the upper bound of the gap, valid at any time.
 
@@ -82,9 +70,12 @@ def bounds(differences: Sequence[float], level: float) -> tuple[float, float]:
     n = len(differences)
     if not FIRST <= n <= LAST:
         return -math.inf, math.inf
+    from scipy import stats  # a second, which refusals do not wait for
+
     mean = float(np.mean(differences))
     error = float(np.std(differences, ddof=1)) / math.sqrt(n)
-    return mean - quantile(n, level) * error, mean + quantile(n, level) * error
+    distance = float(stats.t.isf(KAPPA[level] / n**EXPONENT, n - 1)) * error
+    return mean - distance, mean + distance
 
 
 def decide(differences: Sequence[float], hypothesis: Hypothesis) -> Decision:

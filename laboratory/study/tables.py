@@ -42,9 +42,7 @@ class GapRow:
 def gap_table(
     names: Sequence[str],
     rows: Sequence[GapRow],
-    columns: Sequence[GapColumn],
-    *,
-    claims: bool = False,
+    columns: Sequence[Column[GapRow]],
     title: str = "",
 ) -> Table:
     """Return a table of gaps.
@@ -52,19 +50,13 @@ def gap_table(
     Args:
         names: Titles of the columns of `GapRow.names`.
         columns: Columns of each gap.
-        claims: Whether to add a last column with what may be said of each gap.
     """
     first = [Column(name, _nth_name(i), in_words=True) for i, name in enumerate(names)]
-    last = [Column(REMARKS, _claim, in_words=True)] if claims else []
-    return table_of(rows, [*first, *columns, *last], title)
+    return table_of(rows, [*first, *columns], title)
 
 
 def _nth_name(index: int) -> Callable[[GapRow], str]:
     return lambda row: row.names[index]
-
-
-def _claim(row: GapRow) -> str:
-    return verdict(row.gap, row.of)
 
 
 def p_value(p: float | None, n: int = FEWEST_SEEDS) -> str:
@@ -80,21 +72,19 @@ def p_value(p: float | None, n: int = FEWEST_SEEDS) -> str:
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
-def gap_column(
-    title: str, show: Callable[[PairedGap], str], missing: str = NOTHING, in_words: bool = False
-) -> GapColumn:
+def gap_column(title: str, show: Callable[[PairedGap], str], missing: str = NOTHING) -> GapColumn:
     """Return a column of a table of gaps.
 
     Args:
         title: Title of the column.
         show: Function that returns the text of a gap.
         missing: Text of a record without a gap.
-        in_words: Whether the column holds words, flush left.
     """
-    return Column(title, lambda row: missing if row.gap is None else show(row.gap), in_words)
+    return Column(title, lambda row: missing if row.gap is None else show(row.gap))
 
 
 CLAIM: GapColumn = Column(REMARKS, lambda row: verdict(row.gap), in_words=True)
+ROW_CLAIM: Column[GapRow] = Column(REMARKS, lambda row: verdict(row.gap, row.of), in_words=True)
 
 
 def _tested(title: str, key: str) -> GapColumn:

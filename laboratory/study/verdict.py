@@ -130,7 +130,7 @@ def verdicts(
     return " ".join(sentences)
 
 
-def _statement(seal: Seal, by_design: Mapping[str, Runs], changes: Iterable[str] = ()) -> str:
+def _statement(seal: Seal, by_design: Mapping[str, Runs], changes: Iterable[str]) -> str:
     """Return one sentence on the seal's time, hash, rule and measure, and on all changes.
 
     Args:
@@ -151,7 +151,7 @@ def _listed(texts: Sequence[str], link: str) -> str:
     return link.join([*texts[:_NAMED], *more])
 
 
-def _measure_changes(seal: Seal, asked: tuple[str, Sequence[str]] | None = None) -> list[str]:
+def _measure_changes(seal: Seal, asked: tuple[str, Sequence[str]] | None) -> list[str]:
     """Return clauses on differences of the judged from the sealed measure.
 
     Args:

@@ -217,16 +217,6 @@ def next_run(waiting: Sequence[PlannedRun], active: Sequence[PlannedRun]) -> Pla
     return next(ready, waiting[0] if waiting and not active else None)
 
 
-def train_command(run: PlannedRun, local_ranks: int) -> list[str]:
-    """Return the command that trains one run, as a user could give it.
-
-    Args:
-        local_ranks: Number of the run's ranks.
-    """
-    program = [sys.executable, "-m", "pretrain", "train"]
-    return [*program, run.base, *run.overrides, "--local-ranks", str(local_ranks)]
-
-
 def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) -> _Job | Outcome:
     """Start a run, or return its outcome if it is finished, busy or cannot start."""
     try:
@@ -274,7 +264,8 @@ def _launch(
     run: PlannedRun, environment: Mapping[str, str], local_ranks: int, *, log: FileIO
 ) -> _Job:
     start = log.seek(0, os.SEEK_END)
-    command = train_command(run, local_ranks)
+    command = [sys.executable, "-m", "pretrain", "train", run.base, *run.overrides]
+    command += ["--local-ranks", str(local_ranks)]
     log.write(
         f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}  python {shlex.join(command[1:])}\n".encode()
     )

@@ -99,6 +99,7 @@ class Trial:
             )
         baseline, design = (design_of(run.name, run.config.run.seed) for run in runs[:2])
         claim = Hypothesis(design, question, margin, baseline)
+        match = _match([run.config for run in runs])
         seal = seal_plan(
             grid,
             base,
@@ -106,9 +107,7 @@ class Trial:
             runs,
             hypotheses=[claim],
             stopping_rule=STOPPING_RULE,
-            measure=Measure(
-                match=_match([run.config for run in runs]), subjects=[], rule=SEQUENTIAL
-            ),
+            measure=Measure(match=match, subjects=[], rule=SEQUENTIAL),
             seeds=growing(grid, LAST).content.seeds,
         )
         return cls(claim, planned, seal)

@@ -59,7 +59,7 @@ def test_a_stage_that_fails_is_recorded_and_the_next_one_runs(
         tmp_path / "work",
         tmp_path,
         until=until,
-        on_gpu=False,
+        small=True,
         at_once=1,
         environment=gpu_check.environment(),
     )

@@ -122,7 +122,8 @@ class Cases:
         if case.fault in DAMAGE:
             end = self._damaged(outcome, directory)
         elif case.fault in STORAGE:
-            after = int(case.offset * reference.bytes_written * _share_left(half))
+            share_left = 1.0 if half is None else 1 - half.step / STEPS
+            after = int(case.offset * reference.bytes_written * share_left)
             end = self._without_room(outcome, directory, after, on_disk=on_disk)
         else:
             first = half.step + 1 if half is not None else 1
@@ -257,11 +258,6 @@ class Cases:
 def _timeout(case: Case) -> list[str]:
     """Return the override of a short timeout, for faults that are told after it."""
     return [f"parallel.timeout_seconds={SUSPENDED_SECONDS}"] if case.fault in WAITING else []
-
-
-def _share_left(half: Half | None) -> float:
-    """Return the share of the steps that a start still has to make."""
-    return 1.0 if half is None else 1 - half.step / STEPS
 
 
 def _disk_size(case: Case, reference: Reference, half: Half | None) -> int:

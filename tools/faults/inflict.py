@@ -76,6 +76,7 @@ class Disturbance:
             return start.alive
         single = ranks[case.rank : case.rank + 1] or [start.launcher]
         family = ranks if case.whole_family and ranks else [start.launcher]
+        terminal = [start.launcher, *(ranks if case.whole_family else [])]
         number, targets = {
             Fault.KILL_ONE: (signal.SIGKILL, single),
             Fault.KILL_ALL: (signal.SIGKILL, family),
@@ -85,10 +86,7 @@ class Disturbance:
             Fault.SUSPEND: (signal.SIGSTOP, single),
             Fault.TERMINATE: (signal.SIGTERM, [start.launcher]),
             Fault.CONTINUE: (signal.SIGUSR1, [start.launcher]),
-            Fault.HANG_UP: (
-                signal.SIGHUP,
-                [start.launcher, *(ranks if case.whole_family else [])],
-            ),
+            Fault.HANG_UP: (signal.SIGHUP, terminal),
         }[case.fault]
         sent = False
         for process in targets:

@@ -121,7 +121,5 @@ def _steps_in_words(steps: list[int]) -> str:
     twice = sorted({step for step in steps if steps.count(step) > 1})
     missing = sorted(set(ALL_STEPS) - set(steps))
     words = [f"steps {twice} twice"] if twice else []
-    return (
-        " and ".join(words + ([f"steps {missing} missing"] if missing else []))
-        or "its steps in disorder"
-    )
+    words += [f"steps {missing} missing"] if missing else []
+    return " and ".join(words) or "its steps in disorder"

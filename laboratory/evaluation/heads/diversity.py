@@ -278,6 +278,10 @@ def summary(layers: Sequence[LayerDiversity]) -> dict[str, float | None]:
     return numbers
 
 
+STATES = ("trained", "untrained")
+"""Attributes of `RunDiversity` with a model's layers."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Criterion of the hypothesis.
@@ -304,9 +308,6 @@ def diversity_report(runs: Sequence[RunDiversity], limits: Limits, samples: int)
         f"layers is below {limits.cosine:g} and the mean KL divergence of their attention "
         f"distributions is above {limits.divergence:g} nat."
     )
-    summaries = [
-        {"trained": summary(run.trained), "untrained": summary(run.untrained)} for run in runs
-    ]
     return Report(
         experiment="E4",
         title="Head diversity",
@@ -318,8 +319,8 @@ def diversity_report(runs: Sequence[RunDiversity], limits: Limits, samples: int)
             "limits": asdict(limits),
             "samples_per_source": samples,
             "runs": [
-                asdict(run) | {"summary": run_summary}
-                for run, run_summary in zip(runs, summaries, strict=True)
+                asdict(run) | {"summary": {state: summary(getattr(run, state)) for state in STATES}}
+                for run in runs
             ],
         },
         figures={"diversity": lambda: diversity_figure(groups, limits)},
@@ -345,7 +346,7 @@ def _verdict(group: str, runs: Sequence[RunDiversity], limits: Limits) -> Verdic
 def _summary_table(groups: Mapping[str, Sequence[RunDiversity]]) -> Table:
     rows = []
     for group, runs in groups.items():
-        for state in ("trained", "untrained"):
+        for state in STATES:
             numbers = [summary(getattr(run, state)) for run in runs]
             cells = [
                 seeds_text([run_numbers[key] for run_numbers in numbers], MEASURES[key][1])
@@ -394,14 +395,7 @@ def diversity_figure(groups: Mapping[str, Sequence[RunDiversity]], limits: Limit
         _plot_layers(plot, groups, measure)
         if limit is not None:
             plot.axhline(limit, color=GREY, linestyle="--", linewidth=1)
-            remark(
-                plot,
-                "criterion",
-                (1, limit),
-                offset=(3, 0),
-                coordinates=("axes fraction", "data"),
-                va="center",
-            )
+            remark(plot, "criterion", (1, limit), offset=(3, 0), va="center")
         plot.xaxis.set_major_locator(MaxNLocator(integer=True))
         plot.set_ylim(bottom=0)
         label(plot, title, "layer", unit)

@@ -36,7 +36,7 @@ from pretrain.reporting.text import NOTHING, perplexity
 
 FACTORS = (0.5, 1.0, 1.5)
 OTHERS = (0.5, 1.5)
-_BLOCKS_PER_SPAN = {0.5: 6, 1.0: 3, 1.5: 2}
+_LENGTHS_PER_SPAN = 3
 _BUCKETS = 12
 
 
@@ -127,8 +127,8 @@ def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> R
             f"{trained.run.path}: data.sequence_length={length} is odd, so that half of it is not "
             "a length; this evaluation needs an even one"
         )
-    spans = samples or -(-trained.config.data.validation_samples // _BLOCKS_PER_SPAN[1.0])
-    sources = trained.data.blend.validation_samples(3 * length, spans)
+    spans = samples or -(-trained.config.data.validation_samples // _LENGTHS_PER_SPAN)
+    sources = trained.data.blend.validation_samples(_LENGTHS_PER_SPAN * length, spans)
     reason = why_not_longer(trained)
     possible = [factor for factor in FACTORS if factor <= 1 or reason is None]
     losses = {factor: _losses(trained, sources, round(factor * length)) for factor in possible}
@@ -151,11 +151,11 @@ def why_not_longer(trained: TrainedModel) -> str | None:
 def _losses(
     trained: TrainedModel, sources: Mapping[str, ValidationSamples], length: int
 ) -> LengthLoss:
-    span = 3 * trained.config.data.sequence_length
+    span = _LENGTHS_PER_SPAN * trained.config.data.sequence_length
     sums = np.zeros(span)
     counts = np.zeros(span)
     # As many ids as a training forward pass.
-    at_once = max(1, trained.config.data.micro_batch_size // 3)
+    at_once = max(1, trained.config.data.micro_batch_size // _LENGTHS_PER_SPAN)
     boundary = trained.data.boundary
     for samples in sources.values():
         for first in range(0, len(samples), at_once):
@@ -315,7 +315,7 @@ def _plot_changes(plot: Axes, groups: Mapping[str, Sequence[RunLengths]], tolera
     plot.axhspan(-100 * tolerance, 100 * tolerance, color="#ececec", zorder=0)
     text = f"criterion ±{100 * tolerance:g} %"
     at = (1, -100 * tolerance)
-    remark(plot, text, at, offset=(-2, 3), coordinates=("axes fraction", "data"), ha="right")
+    remark(plot, text, at, offset=(-2, 3), ha="right")
     for index, (group, runs) in enumerate(groups.items()):
         factors = [factor for factor in FACTORS if factor in runs[0].losses]
         changes = [[100 * run.change(factor) for run in runs] for factor in factors]

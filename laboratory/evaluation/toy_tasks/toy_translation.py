@@ -46,17 +46,9 @@ HELD_OUT = 100
 def translate(words: tuple[str, ...]) -> str:
     """Translate article, adjective, noun, verb, article, adjective, noun."""
     first, adjective, noun, verb, second, other_adjective, other_noun = words
-    return " ".join(
-        [
-            ARTICLES[first],
-            NOUNS[noun],
-            ADJECTIVES[adjective],
-            VERBS[verb],
-            ARTICLES[second],
-            NOUNS[other_noun],
-            ADJECTIVES[other_adjective],
-        ]
-    )
+    subject = (ARTICLES[first], NOUNS[noun], ADJECTIVES[adjective])
+    thing = (ARTICLES[second], NOUNS[other_noun], ADJECTIVES[other_adjective])
+    return " ".join((*subject, VERBS[verb], *thing))
 
 
 def pairs(held_out: bool) -> Iterator[Pair]:

@@ -31,6 +31,7 @@ from laboratory.study.tables import (
     INTERVAL,
     PAIRS,
     PERPLEXITY,
+    ROW_CLAIM,
     T_HOLM,
     GapRow,
     gap_sentence,
@@ -127,8 +128,8 @@ def test_one_policy_for_p_values() -> None:
     few = gap_of((0.1, 0.2), POINTS)
     many = gap_of((0.01, 0.02, 0.03, 0.04, 0.05), POINTS)
     rows = [GapRow(("few",), few), GapRow(("many",), many, "score"), GapRow(("none",), None)]
-    columns = (PAIRS, replace(GAP, title="points"), INTERVAL, EFFECT, T_HOLM)
-    table = gap_table(("variant",), rows, columns, claims=True)
+    columns = (PAIRS, replace(GAP, title="points"), INTERVAL, EFFECT, T_HOLM, ROW_CLAIM)
+    table = gap_table(("variant",), rows, columns)
     assert table.header[:4] == ("variant", "pairs", "points", "95 % interval")
     assert table.rows[0][:3] == ("few", "2", "+15.00") and table.rows[0][-2] == "n < 5"
     assert table.rows[1][1:6] == ("5", "+3.00", "[+1.04, +4.96]", "+1.90", "0.0132")
