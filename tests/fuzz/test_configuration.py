@@ -69,11 +69,6 @@ def is_finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("yaml")
-
-
 @pytest.mark.distributed
 @given(overrides)
 @example(["attention.adapters=&a [*a]"])

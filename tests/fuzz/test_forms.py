@@ -52,7 +52,7 @@ from pretrain.runs import facts
 from pretrain.runs.position import Position
 from pretrain.training import earlier
 from tests.data_pipeline.helpers import quiet
-from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
+from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_two_ranks
 from tests.fabricated_runs import write_run
 from tests.fuzz.damage import (
     REFUSED,
@@ -213,14 +213,13 @@ def of_a_run(root: Path) -> Iterator[tuple[str, Form]]:
 
 def of_a_checkpoint(root: Path) -> Iterator[tuple[str, Form]]:
     path = root / "run/checkpoints/step_00000004"
-    parts = [slice_of_full(rank, block) for rank, block in enumerate(ROWS)]
-    write_checkpoint(path, parts, about(Position(4, 32, 1024), keys={"run.seed": 1}))
+    write_two_ranks(path, about(Position(4, 32, 1024), keys={"run.seed": 1}))
     yield "marker", Form(path / "COMPLETE", lambda: read_marker(path))
     yield "index", Form(path / "parameters.json", lambda: read_index(path))
     yield "about", Form(path / "checkpoint.json", lambda: read_about(path))
     briefly = path / "checkpoint.json"
     yield "position", Form(briefly, lambda: facts.read_facts(briefly)["position"]["step"])
-    write_snapshot(parts[0], root, threading.Event())
+    write_snapshot(slice_of_full(0, ROWS[0]), root, threading.Event())
     sidecar = sidecar_of(root, 0)
     yield "sidecar", Form(sidecar, lambda: read_sidecar(sidecar))
 

@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.records import Document, RecordReader, Reject
 from data_pipeline.tokenizer.tokenizer import identify, open_tokenizer
-from tests.fuzz.damage import REFUSED, damaged, damaged_json, odd_json, right_or_refused
+from tests.fuzz.damage import REFUSED, as_lines, damaged, damaged_json, odd_lines, right_or_refused
 
 SET = "redpajama_set_name"
 RECORDS = [
     {"text": f"{n} plain, é and \u2581 {'a b ' * n}", "meta": {SET: "prose" if n % 2 else "code"}}
     for n in range(9)
 ]
-LINES = b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
+LINES = as_lines(RECORDS)
 
 
 def parquet() -> bytes:
@@ -49,11 +49,6 @@ PACKED: dict[str, bytes] = {
     "a.jsonl.xz": lzma.compress(LINES),
     "a.parquet": parquet(),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("inputs")
 
 
 def read(path: Path, content: bytes) -> tuple[list[Document], list[Reject]] | None:
@@ -93,17 +88,7 @@ def split_lines(content: bytes) -> list[bytes]:
     return lines
 
 
-odd_lines = st.integers(0, 8).flatmap(
-    lambda position: odd_json(RECORDS[position]).map(
-        lambda odd: b"".join(
-            json.dumps(odd if number == position else record).encode() + b"\n"
-            for number, record in enumerate(RECORDS)
-        )
-    )
-)
-
-
-@given(st.one_of(damaged(LINES), odd_lines, st.binary(max_size=200)))
+@given(st.one_of(damaged(LINES), odd_lines(RECORDS), st.binary(max_size=200)))
 @example(b"[" * 100_000 + b"\n" + LINES)
 def test_every_line_is_a_document_or_named(folder: Path, content: bytes) -> None:
     parsed = read(folder / "a.jsonl", content)

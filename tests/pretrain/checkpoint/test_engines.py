@@ -246,15 +246,6 @@ def test_changes_of_the_layout_are_said() -> None:
     sizes = ["data.micro_batch_size=4", "parallel.tensor_model_parallel_size=1"]
     config = load_config("demo", [*sizes, "deepspeed.config=zero2"])
     layout = resolve(config, 1).layout
-    assert layout.as_dict() == {
-        "world_size": 1,
-        "tensor_model_parallel_size": 1,
-        "data_parallel_size": 1,
-        "sequence_parallel": False,
-        "zero_stage": 2,
-        "micro_batch_size": 4,
-        "dtype": "fp32",
-    }
     assert layout_changes(json.loads(json.dumps(layout.as_dict())), layout) == []
     earlier = layout.as_dict() | {"tensor_model_parallel_size": 2, "sequence_parallel": True}
     earlier["unknown"] = 3

@@ -13,7 +13,7 @@ from pretrain.errors import UserError
 from pretrain.ranks.single_process import one_process
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.position import Position
-from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
+from tests.fabricated_checkpoints import about, write_two_ranks
 from tests.tiny import tiny_overrides
 
 
@@ -33,8 +33,7 @@ def test_a_checkpoint_kept_aside_is_not_looked_at_again(
 ) -> None:
     run = CachedNames(tmp_path)
     for step in (1, 2, 3):
-        parts = [slice_of_full(rank, block) for rank, block in enumerate(ROWS)]
-        write_checkpoint(run.checkpoint(step), parts, about(Position(step)))
+        write_two_ranks(run.checkpoint(step), about(Position(step)))
     for step in (2, 3):
         (run.checkpoint(step) / "parameters.json").write_text("{}")
     overrides = tiny_overrides(Path("nowhere"), tmp_path, "run", checkpoint__fall_back="true")
