@@ -251,13 +251,7 @@ def kept(path: Path) -> training.Result:
     return result
 
 
-WRITERS = (
-    of_shards,
-    of_the_pipeline,
-    of_a_run,
-    of_a_checkpoint,
-    of_results,
-)
+WRITERS = (of_shards, of_the_pipeline, of_a_run, of_a_checkpoint, of_results)
 NAMES = """
 plan, unit, manifest, location, training report, report of a model, corpus, download, lease,
 environment, data, audit, summary, earlier environment, earlier audit, segments, doctor, seal,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -26,7 +25,6 @@ from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.groups import ParallelContext
-from pretrain.ranks.single_process import one_process
 from pretrain.runs.position import Position
 from pretrain.training.engine import set_learning_rate, wrap_model
 from tests.fabricated_checkpoints import about, write_checkpoint
@@ -39,14 +37,6 @@ STAGES = [
     ("zero1", "bf16"),
     ("zero0", "bf16"),
 ]
-
-
-@pytest.fixture(scope="module")
-def context() -> Iterator[ParallelContext]:
-    current_device = torch.cuda.current_device
-    with one_process() as alone:
-        yield alone
-    torch.cuda.current_device = current_device
 
 
 def hybrid(**changes: object) -> Config:

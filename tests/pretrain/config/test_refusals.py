@@ -301,13 +301,6 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
         ),
         (["model.position_embedding=rope", "model.head_dim=31"], ["position_embedding=rope", "31"]),
         (
-            ["schedule.tokens=1000", "schedule.steps=20"],
-            [
-                "schedule.steps, schedule.tokens, schedule.flops: steps (20) and tokens (1000) "
-                "are set"
-            ],
-        ),
-        (
             ["schedule.tokens=1000", "schedule.flops=1e12"],
             ["tokens (1000) and flops (1000000000000) are"],
         ),
