@@ -10,37 +10,20 @@ from pathlib import Path
 import pytest
 
 from pretrain.config.load import load_config, parse_config
-from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
-
-
-def message(name_or_path: str, *overrides: str, world_size: int | None = None) -> str:
-    """The sentence with which a configuration is refused."""
-    with pytest.raises(UserError) as raised:
-        config = load_config(name_or_path, overrides)
-        if world_size is not None:
-            resolve(config, world_size)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
-
-
-def yaml_file(directory: Path, text: str) -> str:
-    path = directory / "mine.yaml"
-    path.write_text(text, encoding="utf-8")
-    return str(path)
-
+from tests.pretrain.config.configurations import refusal, yaml_file
 
 # Malformed overrides
 
 
 @pytest.mark.parametrize("item", ["run.seed", "seed=3", "=3", "run.=3", ".seed=3", "run..seed=3"])
 def test_malformed_overrides(item: str) -> None:
-    assert f"override '{item}' is not of the form section.key=value" in message("demo", item)
+    assert f"override '{item}' is not of the form section.key=value" in refusal("demo", item)
 
 
 def test_an_override_that_is_not_yaml() -> None:
-    assert "override 'optimizer.betas=[1, ' " not in message("demo", "optimizer.betas=[1, ")
-    assert "the value is not valid YAML" in message("demo", "optimizer.betas=[1, ")
+    assert "override 'optimizer.betas=[1, ' " not in refusal("demo", "optimizer.betas=[1, ")
+    assert "the value is not valid YAML" in refusal("demo", "optimizer.betas=[1, ")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +45,7 @@ def test_an_override_that_is_not_yaml() -> None:
     ],
 )
 def test_overrides_that_are_no_value(override: str, problem: str) -> None:
-    assert problem in message("demo", override, world_size=2)
+    assert problem in refusal("demo", override, ranks=2)
 
 
 def test_numbers_too_large_for_a_float() -> None:
@@ -74,7 +57,7 @@ def test_numbers_too_large_for_a_float() -> None:
 
 @pytest.mark.parametrize("name", ["a" * 400, "a/b\udcff", "."])
 def test_names_that_are_no_file(name: str) -> None:
-    assert "is neither a file nor one of the shipped configs" in message(name)
+    assert "is neither a file nor one of the shipped configs" in refusal(name)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
@@ -87,7 +70,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
 
 def test_unknown_names_of_configurations() -> None:
     assert (
-        message("smal")
+        refusal("smal")
         == "config 'smal' is neither a file nor one of the shipped configs: base, base_modern, "
         "demo, demo_modern, large, large_modern, small, small_modern"
     )
@@ -110,17 +93,17 @@ def test_unknown_names_of_configurations() -> None:
     ],
 )
 def test_unknown_keys_name_the_nearest(override: str, hint: str) -> None:
-    assert message("demo", override).startswith(f"override: {hint}")
+    assert refusal("demo", override).startswith(f"override: {hint}")
 
 
 def test_unknown_keys_in_a_file_name_its_line(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "run:\n  name: x\nmodel:\n  num_layer: 2\n")
     assert (
-        message(path)
+        refusal(path)
         == f"config {path} line 4: unknown key 'model.num_layer'; did you mean 'model.num_layers'?"
     )
     path = yaml_file(tmp_path, "run:\n  name: x\nmodels:\n  num_layers: 2\n")
-    assert message(path) == f"config {path} line 3: unknown section 'models'; did you mean 'model'?"
+    assert refusal(path) == f"config {path} line 3: unknown section 'models'; did you mean 'model'?"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +132,7 @@ def test_unknown_keys_in_a_file_name_its_line(tmp_path: Path) -> None:
 )
 def test_broken_files(tmp_path: Path, text: str, words: str) -> None:
     path = yaml_file(tmp_path, text)
-    sentence = message(path)
+    sentence = refusal(path)
     assert words in sentence
     assert sentence.startswith(f"config {path}")
 
@@ -157,13 +140,13 @@ def test_broken_files(tmp_path: Path, text: str, words: str) -> None:
 def test_a_file_with_two_keys_that_exclude_each_other(tmp_path: Path) -> None:
     text = load_config("demo").to_yaml().replace("  tokens: null\n", "  tokens: 1000\n")
     path = yaml_file(tmp_path, text)
-    assert "steps (240) and tokens (1000) are set; give exactly one" in message(path)
-    assert "steps (240) and tokens (1000) are set" in message(path, "run.seed=3")
+    assert "steps (240) and tokens (1000) are set; give exactly one" in refusal(path)
+    assert "steps (240) and tokens (1000) are set" in refusal(path, "run.seed=3")
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
     text = load_config("demo").to_yaml().replace("  num_layers: 4\n", "")
-    assert "'model.num_layers' is missing and has no default" in message(yaml_file(tmp_path, text))
+    assert "'model.num_layers' is missing and has no default" in refusal(yaml_file(tmp_path, text))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +196,7 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_types_and_ranges(override: str, words: str) -> None:
-    sentence = message("demo", override)
+    sentence = refusal("demo", override)
     assert words in sentence
     assert sentence.startswith("override: ")
 
@@ -222,7 +205,7 @@ def test_a_wrong_type_in_a_file_names_its_line(tmp_path: Path) -> None:
     text = load_config("demo").to_yaml().replace("num_layers: 4", "num_layers: four")
     line = text[: text.index("num_layers")].count("\n") + 1
     path = yaml_file(tmp_path, text)
-    assert message(path).startswith(f"config {path} line {line}: 'model.num_layers' is 'four': ")
+    assert refusal(path).startswith(f"config {path} line {line}: 'model.num_layers' is 'four': ")
 
 
 # Combinations that cannot be
@@ -427,7 +410,7 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
     ],
 )
 def test_impossible_combinations(overrides: list[str], words: list[str]) -> None:
-    sentence = message("demo", *overrides)
+    sentence = refusal("demo", *overrides)
     for word in words:
         assert word in sentence
 
@@ -455,7 +438,7 @@ def test_what_only_a_frozen_bank_cannot_do_is_allowed_without_one() -> None:
     ],
 )
 def test_impossible_layouts(world_size: int, overrides: list[str], words: list[str]) -> None:
-    sentence = message("demo", *overrides, world_size=world_size)
+    sentence = refusal("demo", *overrides, ranks=world_size)
     for word in words:
         assert word in sentence
 
@@ -494,4 +477,4 @@ def test_impossible_layouts(world_size: int, overrides: list[str], words: list[s
     ],
 )
 def test_blends(overrides: list[str], words: str) -> None:
-    assert words in message("demo", *overrides)
+    assert words in refusal("demo", *overrides)
