@@ -35,10 +35,7 @@ from data_pipeline.tokenizing.work_unit import has_data, read_record
 from laboratory.finetuning import models, training
 from laboratory.replay import prepare
 from laboratory.study.cache import read_or_make, read_result
-from laboratory.study.hypothesis import Hypothesis
 from laboratory.study.seal import read_seals, write_seal
-from laboratory.study.sealed import Measure
-from laboratory.study.verdict import fixed_rule
 from pretrain.checkpoint.format import read_about, read_index, read_marker, read_sidecar
 from pretrain.checkpoint.writing import sidecar_of, write_snapshot
 from pretrain.doctor.rank import write_head_node_report
@@ -54,6 +51,7 @@ from pretrain.training import earlier
 from tests.data_pipeline.helpers import quiet
 from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_two_ranks
 from tests.fabricated_runs import write_run
+from tests.fabricated_seals import made_seal
 from tests.fuzz.damage import (
     REFUSED,
     damaged_json,
@@ -94,17 +92,8 @@ CORPUS = {
     "documents": {"a": 1},
 }
 DOWNLOAD = hub.Download("c", "d", "e" * 40, (hub.RemoteFile("a/b.jsonl", 3, "f" * 64, ""),))
-SEAL = {
-    "hypotheses": [asdict(Hypothesis("orthogonal", "within", 5.0, "vanilla"))],
-    "measure": Measure(match="tokens", subjects=[], rule=fixed_rule(3)).model_dump(),
-    "stopping_rule": "judged once",
-    "fixed_n": True,
-    "grid": {"file": "grid.yaml", "sha256": "a" * 64, "base": None},
-    "seeds": [1, 2, 3],
-    "settings": {"vanilla": {"optimizer.learning_rate": 0.1}, "orthogonal": {}},
-    "other_seeds": {"vanilla": {"data.seed": None}},
-    "data": ["a" * 64],
-}
+SEAL = made_seal(3).sealed.model_dump(exclude={"commit", "sealed", "earlier_seals"})
+SEAL["settings"] = {"old": {"optimizer.learning_rate": 0.1}, "new": {}}
 
 
 @dataclass(frozen=True)

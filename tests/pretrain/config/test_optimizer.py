@@ -10,8 +10,7 @@ import pytest
 import torch
 import yaml
 
-from laboratory.study.sealed import Measure, Sealed, design_settings
-from laboratory.study.verdict import fixed_rule
+from laboratory.study.sealed import Sealed, design_settings
 from megatron_patches.recipe import optimizers as recipe_optimizers
 from megatron_patches.recipe.optimizers import KINDS, Muon
 from pretrain.config import optimizer
@@ -23,6 +22,7 @@ from pretrain.config.sources import dump_yaml
 from pretrain.optimizer import optimizers
 from pretrain.telemetry.hparams import hparams
 from pretrain.training.engine import OPTIMIZERS
+from tests.fabricated_seals import made_seal
 from tests.megatron_patches.test_extending import block
 from tests.pretrain.config.configurations import refusal, yaml_file
 
@@ -137,18 +137,7 @@ def test_seals_and_tables_have_the_key() -> None:
     assert hparams(config.values)["optimizer.muon.momentum"] == 0.9
     settings = design_settings(config.values)
     assert settings["optimizer.muon.momentum"] == 0.9
-    seal = {
-        "hypotheses": [],
-        "measure": Measure(match="tokens", subjects=[], rule=fixed_rule(1)).model_dump(),
-        "other_seeds": {},
-        "stopping_rule": "none",
-        "fixed_n": True,
-        "grid": {"file": "grid.yaml", "sha256": "0"},
-        "seeds": [1],
-        "settings": {"vanilla": {"optimizer.momentum": 0.9}},
-        "data": [],
-        "commit": None,
-        "sealed": "2026-01-01T00:00:00+00:00",
-    }
-    sealed = Sealed.model_validate(seal).settings["vanilla"]
+    former = dict.fromkeys(("old", "new"), {"optimizer.momentum": 0.9})
+    seal = made_seal(1).sealed.model_dump() | {"settings": former}
+    sealed = Sealed.model_validate(seal).settings["new"]
     assert sealed["optimizer.muon.momentum"] == 0.9 and "optimizer.momentum" not in sealed
