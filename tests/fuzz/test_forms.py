@@ -52,14 +52,7 @@ from tests.data_pipeline.helpers import quiet
 from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_two_ranks
 from tests.fabricated_runs import write_run
 from tests.fabricated_seals import made_seal
-from tests.fuzz.damage import (
-    REFUSED,
-    damaged_json,
-    holding,
-    odd_json,
-    odd_values,
-    right_or_refused,
-)
+from tests.fuzz.damage import REFUSED, damaged_json, holding, odd_json, odd_values, right_or_refused
 from tests.tiny_exports import export_facts
 
 JOB = SlurmJob("7", 0, "n[1-2]")

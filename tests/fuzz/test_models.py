@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from pretrain.config.load import load_config
 from pretrain.export.source_model import import_model, open_source
-from tests.fuzz.damage import (
-    REFUSED,
-    damaged,
-    damaged_json,
-    holding,
-    odd_json,
-    right_or_refused,
-)
+from tests.fuzz.damage import REFUSED, damaged, damaged_json, holding, odd_json, right_or_refused
 from tests.pretrain.export.test_source_model import CONFIG, OVERRIDES, model
 from tests.tiny_exports import tiny_language_model
 

@@ -137,7 +137,7 @@ def test_seals_and_tables_have_the_key() -> None:
     assert hparams(config.values)["optimizer.muon.momentum"] == 0.9
     settings = design_settings(config.values)
     assert settings["optimizer.muon.momentum"] == 0.9
-    former = dict.fromkeys(("old", "new"), {"optimizer.momentum": 0.9})
+    former = {name: {"optimizer.momentum": 0.9} for name in ("old", "new")}
     seal = made_seal(1).sealed.model_dump() | {"settings": former}
     sealed = Sealed.model_validate(seal).settings["new"]
     assert sealed["optimizer.muon.momentum"] == 0.9 and "optimizer.momentum" not in sealed

@@ -11,14 +11,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.runs.directory import GOOD, MARKER, WITHDRAWN, RunDirectory
-from pretrain.runs.removal import (
-    Fate,
-    fate,
-    make_room,
-    put_away,
-    remove_left_behind,
-    remove_oldest,
-)
+from pretrain.runs.removal import Fate, fate, make_room, put_away, remove_left_behind, remove_oldest
 from tests.fabricated_checkpoints import about, bare_checkpoint, write_two_ranks
 from tests.mounts import mounted
 from tests.parsed_files import nodes
