@@ -336,10 +336,7 @@ def test_a_wrong_type_in_a_file_names_its_line(tmp_path: Path) -> None:
             ["telemetry.spectral_norms=['*layernorm*']", "telemetry.weights_every=5"],
             ["telemetry.spectral_norms: '*layernorm*' matches no trained matrix"],
         ),
-        (
-            ["telemetry.sample_prompts=[The, '']"],
-            ["telemetry.sample_prompts.1 is empty"],
-        ),
+        (["telemetry.sample_prompts=[The, '']"], ["telemetry.sample_prompts.1 is empty"]),
         (
             ["telemetry.sample_prompts=[The]", "telemetry.sample_tokens=128"],
             ["telemetry.sample_tokens=128", "data.sequence_length=128"],

@@ -24,7 +24,7 @@ from pretrain.ranks.devices import (
     peak_flops,
     use_cuda,
 )
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import run_program
 from tests.tiny import tiny_overrides
 
 without_cuda = pytest.mark.skipif(
@@ -136,21 +136,12 @@ def test_training_refuses_a_gpu_machine_without_usable_cuda(
     namespace = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
     if subprocess.run([*namespace, lay], capture_output=True).returncode:
         pytest.skip("needs mount namespaces")
-    environment = {
-        name: value for name, value in rank_environment().items() if name != "CUDA_VISIBLE_DEVICES"
-    }
 
     def run(*more: str) -> subprocess.CompletedProcess[str]:
         overrides = tiny_overrides(tiny_shards, tmp_path / "runs", "run", schedule__steps=3)
         command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides, *more]
-        return subprocess.run(
-            [*namespace, f'{lay} && exec "$@"', "sh", *command],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        script = f'{lay} && unset CUDA_VISIBLE_DEVICES && exec "$@"'
+        return run_program([*namespace, script, "sh", *command], timeout=300)
 
     refused = run("--local-ranks", "2")
     sentence = "this machine has NVIDIA GPUs (/proc/driver/nvidia/gpus/0000:17:00.0), but torch "
@@ -184,6 +175,7 @@ from pathlib import Path
 from pretrain.ranks.gpu_settings import record_collectives, use_arithmetic
 
 os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
+os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 found = []
 for wish in (False, True):
     use_arithmetic(deterministic=wish, reduced_precision_reduction=not wish)
@@ -196,17 +188,8 @@ names = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")
 found.append([os.environ[name] for name in names])
 print(json.dumps(found))
 """
-    environment = {
-        name: value for name, value in rank_environment().items() if "CUBLAS" not in name
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_program([sys.executable, "-c", program, tmp_path])
+    assert done.returncode == 0, done.stderr
     as_a_rule, deterministic, recorder = json.loads(done.stdout)
     assert as_a_rule == [False, False, True, False]
     assert deterministic == [True, True, False, True]
