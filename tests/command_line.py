@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import METRICS
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import ROOT, rank_environment, run_program
 
 MEASURED = {metric.tag for metric in METRICS if metric.measured}
 """Tags whose values are clock or memory readings; every other value must repeat exactly."""
@@ -33,10 +33,7 @@ def cli(
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m pretrain ARGUMENTS` to its end; `environment` is added to the usual one."""
     command = [sys.executable, "-m", "pretrain", *arguments]
-    env = rank_environment() | dict(environment or {})
-    return subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout
-    )
+    return run_program(command, environment or {}, timeout=timeout)
 
 
 def train(
@@ -70,16 +67,8 @@ def started(
     overrides: Sequence[str], ranks: int, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[psutil.Popen]:
     """The same, in the background; whatever of it is left is killed at the end."""
-    command = [
-        sys.executable,
-        "-m",
-        "pretrain",
-        "train",
-        "demo",
-        *overrides,
-        "--local-ranks",
-        str(ranks),
-    ]
+    words = ["train", "demo", *overrides, "--local-ranks", str(ranks)]
+    command = [sys.executable, "-m", "pretrain", *words]
     with log.open("w") as output:
         env = rank_environment() | dict(environment or {})
         launcher = psutil.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)

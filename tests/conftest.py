@@ -106,15 +106,9 @@ def make_shards(directory: Path, model_type: str = "bpe", vocab_size: int = VOCA
     """Tokenizer and shards of `directory`/corpus, beside it."""
     size = ("--vocab-size", vocab_size, "--model-type", model_type)
     data_pipeline("train-tokenizer", directory / "corpus", "--out", directory / "tokenizer", *size)
-    arguments = (
-        "--tokenizer",
-        directory / "tokenizer.model",
-        "--out",
-        directory / "shards",
-        "--name",
-        "tiny",
-    )
-    data_pipeline("tokenize", directory / "corpus", *arguments)
+    shards = ("--out", directory / "shards", "--name", "tiny")
+    tokenizer = ("--tokenizer", directory / "tokenizer.model")
+    data_pipeline("tokenize", directory / "corpus", *tokenizer, *shards)
     return directory / "shards"
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints without a training: files of a few ranks, complete."""
+"""Checkpoints without a training: files of a few ranks, complete, or a marker alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from pretrain.checkpoint.format import About, Block, StoredParameter, StoredSlice
 from pretrain.checkpoint.writing import Snapshot, declare_complete, join_parts, write_snapshot
+from pretrain.runs.directory import MARKER, RunDirectory
 from pretrain.runs.position import Position
 
 SHAPE = (6, 5)
@@ -48,6 +49,20 @@ def write_checkpoint(path: Path, snapshots: Sequence[Snapshot], content: About) 
     for snapshot in snapshots:
         write_snapshot(snapshot, path, threading.Event())
     complete(path, len(snapshots), content)
+
+
+def write_two_ranks(path: Path, content: About) -> None:
+    """Write a complete checkpoint by two ranks, of one parameter in two blocks."""
+    write_checkpoint(path, [slice_of_full(rank, ROWS[rank]) for rank in range(2)], content)
+
+
+def bare_checkpoint(run: RunDirectory, step: int, marked: bool = True) -> Path:
+    """Make the directory of a checkpoint, with nothing in it but the marker of a complete one."""
+    path = run.checkpoint(step)
+    path.mkdir(parents=True)
+    if marked:
+        (path / MARKER).write_text("{}")
+    return path
 
 
 def complete(path: Path, ranks: int, content: About) -> None:

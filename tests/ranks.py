@@ -117,10 +117,7 @@ def _on_warm_ranks(
     environment: Mapping[str, str] = MappingProxyType({}),
     launched: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        socket.socket(socket.AF_UNIX) as job,
-    ):
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as job:
         output, errors = (Path(directory) / name for name in ("stdout", "stderr"))
         request = {
             "ranks": ranks,

@@ -6,6 +6,7 @@ Few and always the same, or as many as ORA_FUZZ_EXAMPLES says, of --hypothesis-s
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +24,9 @@ SETTINGS = {
 hypothesis.settings.register_profile("few", max_examples=FEW, derandomize=True, **SETTINGS)
 hypothesis.settings.register_profile("many", max_examples=int(WANTED or FEW), **SETTINGS)
 hypothesis.settings.load_profile("many" if WANTED else "few")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory that all examples of a file of tests share."""
+    return tmp_path_factory.mktemp("fuzz")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -123,6 +123,21 @@ def damaged_json(content: bytes) -> st.SearchStrategy[bytes]:
     return st.one_of(
         [damaged(content), odd, odd, st.binary(max_size=60), st.sampled_from(NO_OBJECTS)]
     )
+
+
+def as_lines(records: Sequence[Any]) -> bytes:
+    """Return a JSON value on each line."""
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def odd_lines(records: Sequence[Any]) -> st.SearchStrategy[bytes]:
+    """The lines of all records, one of which has odd values."""
+
+    def with_odd(position: int) -> st.SearchStrategy[bytes]:
+        before, after = records[:position], records[position + 1 :]
+        return odd_json(records[position]).map(lambda odd: as_lines([*before, odd, *after]))
+
+    return st.integers(0, len(records) - 1).flatmap(with_odd)
 
 
 @contextmanager

@@ -35,10 +35,7 @@ from data_pipeline.tokenizing.work_unit import has_data, read_record
 from laboratory.finetuning import models, training
 from laboratory.replay import prepare
 from laboratory.study.cache import read_or_make, read_result
-from laboratory.study.hypothesis import Hypothesis
 from laboratory.study.seal import read_seals, write_seal
-from laboratory.study.sealed import Measure
-from laboratory.study.verdict import fixed_rule
 from pretrain.checkpoint.format import read_about, read_index, read_marker, read_sidecar
 from pretrain.checkpoint.writing import sidecar_of, write_snapshot
 from pretrain.doctor.rank import write_head_node_report
@@ -52,16 +49,10 @@ from pretrain.runs import facts
 from pretrain.runs.position import Position
 from pretrain.training import earlier
 from tests.data_pipeline.helpers import quiet
-from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
+from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_two_ranks
 from tests.fabricated_runs import write_run
-from tests.fuzz.damage import (
-    REFUSED,
-    damaged_json,
-    holding,
-    odd_json,
-    odd_values,
-    right_or_refused,
-)
+from tests.fabricated_seals import made_seal
+from tests.fuzz.damage import REFUSED, damaged_json, holding, odd_json, odd_values, right_or_refused
 from tests.tiny_exports import export_facts
 
 JOB = SlurmJob("7", 0, "n[1-2]")
@@ -94,17 +85,8 @@ CORPUS = {
     "documents": {"a": 1},
 }
 DOWNLOAD = hub.Download("c", "d", "e" * 40, (hub.RemoteFile("a/b.jsonl", 3, "f" * 64, ""),))
-SEAL = {
-    "hypotheses": [asdict(Hypothesis("orthogonal", "within", 5.0, "vanilla"))],
-    "measure": Measure(match="tokens", subjects=[], rule=fixed_rule(3)).model_dump(),
-    "stopping_rule": "judged once",
-    "fixed_n": True,
-    "grid": {"file": "grid.yaml", "sha256": "a" * 64, "base": None},
-    "seeds": [1, 2, 3],
-    "settings": {"vanilla": {"optimizer.learning_rate": 0.1}, "orthogonal": {}},
-    "other_seeds": {"vanilla": {"data.seed": None}},
-    "data": ["a" * 64],
-}
+SEAL = made_seal(3).sealed.model_dump(exclude={"commit", "sealed", "earlier_seals"})
+SEAL["settings"] = {"old": {"optimizer.learning_rate": 0.1}, "new": {}}
 
 
 @dataclass(frozen=True)
@@ -213,14 +195,13 @@ def of_a_run(root: Path) -> Iterator[tuple[str, Form]]:
 
 def of_a_checkpoint(root: Path) -> Iterator[tuple[str, Form]]:
     path = root / "run/checkpoints/step_00000004"
-    parts = [slice_of_full(rank, block) for rank, block in enumerate(ROWS)]
-    write_checkpoint(path, parts, about(Position(4, 32, 1024), keys={"run.seed": 1}))
+    write_two_ranks(path, about(Position(4, 32, 1024), keys={"run.seed": 1}))
     yield "marker", Form(path / "COMPLETE", lambda: read_marker(path))
     yield "index", Form(path / "parameters.json", lambda: read_index(path))
     yield "about", Form(path / "checkpoint.json", lambda: read_about(path))
     briefly = path / "checkpoint.json"
     yield "position", Form(briefly, lambda: facts.read_facts(briefly)["position"]["step"])
-    write_snapshot(parts[0], root, threading.Event())
+    write_snapshot(slice_of_full(0, ROWS[0]), root, threading.Event())
     sidecar = sidecar_of(root, 0)
     yield "sidecar", Form(sidecar, lambda: read_sidecar(sidecar))
 
@@ -252,13 +233,7 @@ def kept(path: Path) -> training.Result:
     return result
 
 
-WRITERS = (
-    of_shards,
-    of_the_pipeline,
-    of_a_run,
-    of_a_checkpoint,
-    of_results,
-)
+WRITERS = (of_shards, of_the_pipeline, of_a_run, of_a_checkpoint, of_results)
 NAMES = """
 plan, unit, manifest, location, training report, report of a model, corpus, download, lease,
 environment, data, audit, summary, earlier environment, earlier audit, segments, doctor, seal,

@@ -16,7 +16,7 @@ from data_pipeline.shards.manifest import Manifest, check_shards, write_manifest
 from data_pipeline.shards.reading import ShardPool, lengths_of, open_shard
 from data_pipeline.shards.verify import find_problems
 from tests.data_pipeline.shards.synthetic import random_shards
-from tests.fuzz.damage import REFUSED, damaged, damaged_json, right_or_refused
+from tests.fuzz.damage import REFUSED, damaged, damaged_json, holding, right_or_refused
 
 NOTE = {
     "format_version": 3,
@@ -49,8 +49,7 @@ def test_shards(shards: Manifest, data: st.DataObject) -> None:
     changed = data.draw(
         st.one_of(damaged(content), damaged(content[:60]).map(lambda head: head + content[60:]))
     )
-    path.write_bytes(changed)
-    try:
+    with holding(path, changed):
         checked = right_or_refused(lambda: check_shards(shards))
         assert (checked == REFUSED) == (changed != content)
         if changed != content:
@@ -63,8 +62,6 @@ def test_shards(shards: Manifest, data: st.DataObject) -> None:
         assert tokens is REFUSED or len(tokens) == shard.tokens
         if path.suffix == ".bin" and opened is not REFUSED:
             assert np.array_equal(opened.tokens, np.frombuffer(changed, np.uint16))
-    finally:
-        path.write_bytes(content)
 
 
 @pytest.mark.parametrize("length", [9, 17, 18, 33])
@@ -81,13 +78,9 @@ def test_an_index_of_more_documents_than_there_are(shards: Manifest, documents: 
 
 
 def refused_in_place_of(path: Path, changed: bytes, shards: Manifest) -> None:
-    content = path.read_bytes()
-    path.write_bytes(changed)
-    try:
+    with holding(path, changed):
         assert right_or_refused(lambda: open_shard(shards, shards.shards[0])) == REFUSED
         assert right_or_refused(lambda: lengths_of(shards, shards.shards[0])) == REFUSED
-    finally:
-        path.write_bytes(content)
 
 
 @given(damaged_json(to_checked_json(NOTE)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -163,7 +162,7 @@ def test_data_that_cannot_be_tokenised(
 @pytest.mark.full
 def test_a_typed_program_may_use_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--strict", program(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    done = run_program(command)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -44,6 +44,14 @@ def test_a_mistake_is_one_sentence_and_leaves_no_run_directory(
     assert not runs.exists()
 
 
+def run_and_list_imports(
+    package: str, words: list[str]
+) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+    """Run `python -m PACKAGE WORDS`; return what became of it, and the modules it imported."""
+    done = run_program([sys.executable, "-X", "importtime", "-m", package, *words])
+    return done, {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
 OF_DATA = {"datasets", "huggingface_hub", "pyarrow", "pandas", "fsspec", "aiohttp"}
 """What the data pipeline alone needs, and that only where a data set, parquet or a download is."""
 
@@ -57,10 +65,8 @@ def test_files_of_text_are_tokenised_without_the_packages_of_data_sets(
     if "LINES" in inputs:
         words += ["--tokenizer", f"{tiny_shards}/tokenizer.model", "--name", "x"]
         words += ["--out", f"{tmp_path}/out"]
-    command = [sys.executable, "-X", "importtime", "-m", "data_pipeline", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done, imported = run_and_list_imports("data_pipeline", words)
     assert done.returncode == 0, done.stderr
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "data_pipeline.errors" in imported
     assert not {name.partition(".")[0] for name in imported} & (OF_DATA | {"torch"})
 
@@ -80,9 +86,7 @@ def test_files_of_text_are_tokenised_without_the_packages_of_data_sets(
     ],
 )
 def test_a_quick_answer_imports_nothing_that_takes_seconds(line: str, sentence: str | None) -> None:
-    command = [sys.executable, "-X", "importtime", "-m", "pretrain", *line.split()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    done, imported = run_and_list_imports("pretrain", line.split())
     assert done.returncode == (2 if sentence else 0) and (sentence or "") in done.stderr
     assert "pretrain.errors" in imported
     slow = {"torch", "deepspeed", "megatron", "transformers", "scipy", "matplotlib", "tensorboard"}
@@ -126,14 +130,12 @@ def test_a_training_that_compiles_nothing_imports_no_compiler(
 ) -> None:
     settings = {"precision__dtype": dtype, "schedule__steps": 3, "checkpoint__every": 3}
     overrides = tiny_overrides(tiny_shards, tmp_path, "plain", **settings)
-    command = [sys.executable, "-X", "importtime", "-m", "pretrain", "train", "demo", *overrides]
-    done = run_program(command)
+    done, imported = run_and_list_imports("pretrain", ["train", "demo", *overrides])
     assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("finished"), (
         done.stderr[-2000:]
     )
     prefixes = ("telemetry: ", str(tmp_path), "step ", "finished: ")
     assert [line for line in done.stdout.splitlines() if not line.startswith(prefixes)] == []
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"torch", "megatron.core", "deepspeed"} <= imported
     assert not imported & {"torch._dynamo", "torch._inductor", "triton.language", "boto3.session"}
     of_torch = {"fsspec"}
@@ -163,7 +165,7 @@ def test_a_training_leaves_at_once_after_its_last_line(tiny_shards: Path, tmp_pa
 @pytest.mark.parametrize("package", ["pretrain", "data_pipeline", "megatron_patches"])
 def test_outside_the_environment_a_command_says_how_to_enter_it(package: str) -> None:
     command = [sys.executable, "-S", "-m", package]  # without any installed package
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = run_program(command, timeout=60)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "has no typer" in done.stderr and "source .venv/bin/activate" in done.stderr
 

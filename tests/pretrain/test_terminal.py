@@ -58,26 +58,17 @@ def test_every_help_text_fits(program: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "line",
     [
-        ["plan", "large", "--gpus", "16", "--price", "2.5"],
-        [
-            "plan",
-            "large",
-            "--gpus",
-            "8",
-            "--gpu",
-            "l40s",
-            "data.micro_batch_size=512",
-            "data.global_batch_size=4096",
-        ],
-        ["plan", "small", "--gpus", "8", "attention.variant=orthogonal_trainable"],
-        ["show", "large", "attention.variant=monarch"],
-        ["show", "demo", "--meanings"],
+        "plan large --gpus 16 --price 2.5",
+        "plan large --gpus 8 --gpu l40s data.micro_batch_size=512 data.global_batch_size=4096",
+        "plan small --gpus 8 attention.variant=orthogonal_trainable",
+        "show large attention.variant=monarch",
+        "show demo --meanings",
     ],
 )
-def test_a_plan_and_a_configuration_fit(arguments: list[str]) -> None:
-    assert_fits(printed(pretrain.__main__, *arguments))
+def test_a_plan_and_a_configuration_fit(line: str) -> None:
+    assert_fits(printed(pretrain.__main__, *line.split()))
 
 
 @pytest.mark.distributed  # draws the figures, too
@@ -144,24 +135,16 @@ def test_help_lists_every_verb_in_the_order_of_the_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("line", "said"),
     [
-        (
-            ["show", "demo", "--variant", "dct"],
-            "--variant. Settings have no dashes: attention.variant=...",
-        ),
-        (["train", "demo", "--vocab-size", "100"], "Settings have no dashes: model.vocab_size=..."),
-        (
-            ["plan", "demo", "--batch-size", "3"],
-            "data.micro_batch_size=..., data.global_batch_size=...",
-        ),
-        (["plan", "demo", "--lr", "3"], "Settings have no dashes: section.key=value"),
+        ("show demo --variant dct", "--variant. Settings have no dashes: attention.variant=..."),
+        ("train demo --vocab-size 100", "Settings have no dashes: model.vocab_size=..."),
+        ("plan demo --batch-size 3", "data.micro_batch_size=..., data.global_batch_size=..."),
+        ("plan demo --lr 3", "Settings have no dashes: section.key=value"),
     ],
 )
-def test_a_setting_given_as_an_option_is_told_how_it_is_written(
-    arguments: list[str], said: str
-) -> None:
-    done = CliRunner().invoke(pretrain.__main__.app, arguments)
+def test_a_setting_given_as_an_option_is_told_how_it_is_written(line: str, said: str) -> None:
+    done = CliRunner().invoke(pretrain.__main__.app, line.split())
     assert done.exit_code == 2
     # Typer 0.16 puts the option into quotes.
     assert said in " ".join(done.output.replace("│", " ").replace("'", "").split())

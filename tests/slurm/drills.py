@@ -22,11 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import (
-    assert_same_checkpoint,
-    deterministic_metrics,
-    logged_steps,
-)
+from tests.command_line import assert_same_checkpoint, deterministic_metrics, logged_steps
 from tests.ranks import ROOT, train_on_warm_ranks
 from tests.slurm.cluster import Cluster, Job, wait_until
 from tests.tiny import tiny_overrides

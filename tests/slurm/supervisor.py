@@ -96,10 +96,7 @@ class Supervisor:
 
 def serve(supervisor: Supervisor) -> None:
     """Do what stdin says until it ends, and collect the orphans that the first process inherits."""
-    actions = {
-        "start": supervisor.start_node,
-        "kill": supervisor.kill_node,
-    }
+    actions = {"start": supervisor.start_node, "kill": supervisor.kill_node}
     while True:
         ready, _, _ = select.select([0], [], [], 0.5)
         _reap()

@@ -101,11 +101,7 @@ def test_two_nodes_of_two_ranks(drills: Drills) -> None:
     nodes_seen = drills.new_directory("nodes_seen")
     site = nodes_seen.with_suffix(".sh")
     site.write_text(f"ora_every_node() {{ touch {nodes_seen}/$SLURMD_NODENAME; }}\n")
-    settings = {
-        "ORA_SITE": site,
-        "ORA_DOCTOR": 1,
-        "ORA_INTERFACE": "eth0",
-    }
+    settings = {"ORA_SITE": site, "ORA_DOCTOR": 1, "ORA_INTERFACE": "eth0"}
     job = drills.train("two_nodes", ranks=4, settings=settings)
     ended = job.end()
     assert (ended.state, ended.restarts) == ("COMPLETED", 0), job.describe()

@@ -13,13 +13,12 @@ import pytest
 
 from pretrain.config.load import load_config
 from tests.command_line import assert_refused
-from tests.ranks import ROOT, rank_environment, run_program
+from tests.ranks import ROOT, run_program
 
 
 def submit(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "slurm/submit.py", *arguments]
-    env = rank_environment() | {"ORA_SITE": "/dev/null"} | environment
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    return run_program(command, {"ORA_SITE": "/dev/null"} | environment, timeout=60)
 
 
 def submissions(printed: str) -> dict[str, list[str]]:

@@ -46,7 +46,7 @@ def test_options_are_in_the_header(name: str) -> None:
 def test_shellcheck(shellcheck: str) -> None:
     scripts = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "slurm").glob("*.sh"))]
     command = [shellcheck, "--external-sources", "--enable=quote-safe-variables", *scripts]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = run_program(command)
     assert done.returncode == 0, done.stdout
 
 
@@ -92,18 +92,8 @@ def in_shell(tmp_path: Path, scontrol: str, script: str) -> subprocess.Completed
     for name, text in (("scontrol", scontrol), ("sleep", "")):
         (tmp_path / name).write_text(f"#!/bin/bash\necho $* >>{tmp_path}/{name}.calls\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    return subprocess.run(
-        ["bash", "-c", f". slurm/lib.sh; . slurm/training.sh; ORA_JOB=7; {script}"],
-        cwd=ROOT,
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def calls(tmp_path: Path, name: str) -> int:
-    return len((tmp_path / f"{name}.calls").read_text().splitlines())
+    command = ["bash", "-c", f". slurm/lib.sh; . slurm/training.sh; ORA_JOB=7; {script}"]
+    return run_program(command, {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, timeout=120)
 
 
 def test_a_segment_waits_for_a_slurmctld_that_is_away_for_ten_minutes(tmp_path: Path) -> None:
@@ -125,7 +115,8 @@ def test_a_segment_waits_for_a_slurmctld_that_is_away_for_ten_minutes(tmp_path: 
 )
 def test_a_segment_does_not_wait_for_a_refusal(scontrol: str, tmp_path: Path) -> None:
     done = in_shell(tmp_path, scontrol, "ora_job_field JobState || echo refused")
-    assert done.stdout == "refused\n" and calls(tmp_path, "scontrol") == 1
+    assert done.stdout == "refused\n"
+    assert len((tmp_path / "scontrol.calls").read_text().splitlines()) == 1
 
 
 def test_a_requeued_job_meets_at_another_port(tmp_path: Path) -> None:
@@ -155,14 +146,7 @@ def with_python(
     python.chmod(0o755)
     job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "x", "SLURM_JOB_NUM_NODES": "1"}
     site = {"ORA_SITE": "/dev/null", "ORA_CODE": str(ROOT), "ORA_PYTHON": str(python)}
-    return subprocess.run(
-        ["bash", *command],
-        cwd=ROOT,
-        env={**os.environ, **job, **site, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_program(["bash", *command], job | site | environment, timeout=120)
 
 
 def test_outside_a_job_the_scripts_say_so() -> None:
@@ -217,12 +201,10 @@ def test_a_restart_runs_the_copy_of_its_job_and_makes_one_where_none_is(
         shutil.copy(path, tmp_path / "slurm")
     shutil.copy(ROOT / "slurm/run.py", tmp_path / "slurm")
     job = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}
-    environment = {**os.environ, **job, "SLURM_JOB_NAME": name, "ORA_PYTHON": "/nowhere/python"}
+    environment = {**job, "SLURM_JOB_NAME": name, "ORA_PYTHON": "/nowhere/python"}
 
     def start() -> Path:
-        done = subprocess.run(
-            ["bash", f"slurm/{name}"], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+        done = run_program(["bash", f"slurm/{name}"], environment, where=tmp_path)
         assert done.returncode == 2 and "error: /nowhere/python is not on " in done.stderr
         return (tmp_path / "slurm/code/job-77").resolve(strict=True)
 
@@ -250,7 +232,7 @@ def test_a_copy_of_the_code_stays_as_it_was_pinned(tmp_path: Path) -> None:
 
     def run(code: Path) -> str:
         command = [sys.executable, code / "slurm/run.py", "-m", "pretrain.words", "-m", "a b"]
-        return subprocess.run(command, cwd=checkout, capture_output=True, text=True).stdout
+        return run_program(command, where=checkout).stdout
 
     assert run(checkout / "slurm/code/job-7") == "submitted ['-m', 'a b']\n"
     assert run(checkout / "slurm/code/job-8") == run(checkout) == "edited\n"

@@ -12,7 +12,8 @@ from pretrain.checkpoint.branching import branch_points
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
-from pretrain.runs.directory import MARKER, RunDirectory
+from pretrain.runs.directory import RunDirectory
+from tests.fabricated_checkpoints import bare_checkpoint
 
 BASE = ["schedule.kind=wsd", "schedule.steps=40"]
 DECAY = "optimizer.weight_decay"
@@ -27,8 +28,7 @@ def trunk(directory: Path, starts: list[tuple[int, dict[str, Any]]]) -> RunDirec
     segments = [{"first_step": step, "changes": changes} for step, changes in starts]
     run.environment.write_text(json.dumps({"world_size": 1, "segments": segments}))
     run.metrics.touch()
-    run.checkpoint(10).mkdir(parents=True)
-    (run.checkpoint(10) / MARKER).touch()
+    bare_checkpoint(run, 10)
     return run
 
 

@@ -1,10 +1,8 @@
 """Files of a checkpoint without an engine: written, read in blocks, gaps named."""
 
-import json
 import os
 import threading
 import time
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,9 @@ from tests.fabricated_checkpoints import (
     complete,
     slice_of_full,
     write_checkpoint,
+    write_two_ranks,
 )
+from tests.fabricated_runs import edit_json
 
 CUTS = ((Block(0, 0, 6),), ROWS, (Block(1, 0, 3), Block(1, 3, 5)))
 
@@ -180,21 +180,13 @@ def test_gaps_are_found(slices: list[tuple[Block, int, int]], gap: str | None) -
 def checkpoint(tmp_path: Path) -> Path:
     """Of two ranks, at step 1."""
     path = tmp_path / "step_00000001"
-    snapshots = [slice_of_full(rank, block) for rank, block in enumerate(ROWS)]
-    write_checkpoint(path, snapshots, about(Position(1, 8, 64)))
+    write_two_ranks(path, about(Position(1, 8, 64)))
     return path
-
-
-def edit(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a JSON file in place."""
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
 
 
 def test_another_format_is_told_and_not_read(checkpoint: Path) -> None:
     verify(checkpoint, True)
-    edit(checkpoint / "checkpoint.json", lambda content: content.update(format=3))
+    edit_json(checkpoint / "checkpoint.json", lambda content: content.update(format=3))
     with pytest.raises(UserError, match=r"has format 3 and this version .* reads 1 and 2; use the"):
         read_about(checkpoint)
 
@@ -224,7 +216,7 @@ def test_a_value_out_of_bounds_is_named(
             content = content[key]
         content[keys[-1]] = value
 
-    edit(checkpoint / file, change)
+    edit_json(checkpoint / file, change)
     with pytest.raises(UserError, match=f"{file} is damaged: .*{problem}.*; restore it, or take"):
         StoredCheckpoint(checkpoint)
 
@@ -241,9 +233,11 @@ def test_an_index_with_a_gap_or_a_stranger_is_damaged(
     checkpoint: Path, change: dict[str, Any], problem: str
 ) -> None:
     (checkpoint / "checkpoint.json").write_text("{}")
-    edit(checkpoint / "COMPLETE", lambda files: files["checkpoint.json"].update(bytes=2))
+    edit_json(checkpoint / "COMPLETE", lambda files: files["checkpoint.json"].update(bytes=2))
     assert read_index(checkpoint)["weight"].step == 3
-    edit(checkpoint / "parameters.json", lambda index: index["weight"]["slices"][0].update(change))
+    edit_json(
+        checkpoint / "parameters.json", lambda index: index["weight"]["slices"][0].update(change)
+    )
     with pytest.raises(UserError, match=f"parameters.json {problem}.*; restore it, or take"):
         read_index(checkpoint)
 
@@ -262,7 +256,7 @@ def test_ranks_that_do_not_fit_each_other(
     write_snapshot(slice_of_full(0, Block(0, 0, 2)), tmp_path, threading.Event())
     write_snapshot(slice_of_full(1, block), tmp_path, threading.Event())
     sidecar = tmp_path / "rank_00001.written"
-    edit(sidecar, lambda content: content["parameters"]["weight"].update(change))
+    edit_json(sidecar, lambda content: content["parameters"]["weight"].update(change))
     with pytest.raises(RuntimeError, match=problem):
         complete(tmp_path, 2, about())
 
@@ -362,9 +356,7 @@ def test_a_file_far_longer_than_its_header_says_is_not_read_to_its_end(tmp_path:
     write_checkpoint(path, [slice_of_full(0, CUTS[0][0])], about())
     part = path / "rank_00000.safetensors"
     os.truncate(part, 1 << 40)
-    marker = json.loads((path / "COMPLETE").read_bytes())
-    marker[part.name]["bytes"] = 1 << 40
-    (path / "COMPLETE").write_text(json.dumps(marker))
+    edit_json(path / "COMPLETE", lambda files: files[part.name].update(bytes=1 << 40))
     with pytest.raises(UserError, match=r"rank_00000\.safetensors is not what its header names"):
         verify(path, by_hash=True)
     os.truncate(path / "parameters.json", 1 << 40)

@@ -4,16 +4,15 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from pretrain.checkpoint.resuming import _newest_whole
 from pretrain.checkpoint.verify import verify
 from pretrain.config.load import load_config
 from pretrain.errors import UserError
-from pretrain.ranks.single_process import one_process
+from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.position import Position
-from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
+from tests.fabricated_checkpoints import about, write_two_ranks
 from tests.tiny import tiny_overrides
 
 
@@ -29,24 +28,20 @@ class CachedNames(RunDirectory):
 
 
 def test_a_checkpoint_kept_aside_is_not_looked_at_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, context: ParallelContext
 ) -> None:
     run = CachedNames(tmp_path)
     for step in (1, 2, 3):
-        parts = [slice_of_full(rank, block) for rank, block in enumerate(ROWS)]
-        write_checkpoint(run.checkpoint(step), parts, about(Position(step)))
+        write_two_ranks(run.checkpoint(step), about(Position(step)))
     for step in (2, 3):
         (run.checkpoint(step) / "parameters.json").write_text("{}")
     overrides = tiny_overrides(Path("nowhere"), tmp_path, "run", checkpoint__fall_back="true")
     checkpoint = load_config("demo", overrides).checkpoint
     judge = partial(verify, by_hash=checkpoint.verify == "full")
-    # Megatron-core on a CPU has it replaced; the test leaves it as it was.
-    monkeypatch.setattr(torch.cuda, "current_device", torch.cuda.current_device)
-    with one_process() as context:
-        newest, notes = _newest_whole(run, checkpoint.fall_back, context, judge)
-        assert newest == run.checkpoint(1) and len(notes) == 2
-        (run.checkpoint(1) / "parameters.json").write_text("{}")
-        last = CachedNames(tmp_path)
-        with pytest.raises(UserError, match="there is no checkpoint before it"):
-            _newest_whole(last, checkpoint.fall_back, context, judge)
+    newest, notes = _newest_whole(run, checkpoint.fall_back, context, judge)
+    assert newest == run.checkpoint(1) and len(notes) == 2
+    (run.checkpoint(1) / "parameters.json").write_text("{}")
+    last = CachedNames(tmp_path)
+    with pytest.raises(UserError, match="there is no checkpoint before it"):
+        _newest_whole(last, checkpoint.fall_back, context, judge)
     assert (tmp_path / "checkpoints/step_00000003.damaged").is_dir()

@@ -1,6 +1,7 @@
 """Settings of an optimizer's own: declared with its kind, keys of `optimizer.KIND`."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -9,8 +10,7 @@ import pytest
 import torch
 import yaml
 
-from laboratory.study.sealed import Measure, Sealed, design_settings
-from laboratory.study.verdict import fixed_rule
+from laboratory.study.sealed import Sealed, design_settings
 from megatron_patches.recipe import optimizers as recipe_optimizers
 from megatron_patches.recipe.optimizers import KINDS, Muon
 from pretrain.config import optimizer
@@ -19,11 +19,12 @@ from pretrain.config.load import load_config, load_config_with_origins
 from pretrain.config.removed import FORMER_KEYS
 from pretrain.config.show import value_rows
 from pretrain.config.sources import dump_yaml
-from pretrain.errors import UserError
 from pretrain.optimizer import optimizers
 from pretrain.telemetry.hparams import hparams
 from pretrain.training.engine import OPTIMIZERS
+from tests.fabricated_seals import made_seal
 from tests.megatron_patches.test_extending import block
+from tests.pretrain.config.configurations import refusal, yaml_file
 
 MOMENTUM = ("optimizer.kind=muon", "optimizer.muon.momentum=0.9")
 
@@ -35,9 +36,7 @@ def of_an_earlier_version(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written(tmp_path: Path, values: Mapping[str, Any]) -> str:
-    path = tmp_path / "config.yaml"
-    path.write_text(dump_yaml(json.loads(json.dumps(values))))
-    return str(path)
+    return yaml_file(tmp_path, dump_yaml(json.loads(json.dumps(values))))
 
 
 def test_settings_of_the_kind_reach_its_declaration() -> None:
@@ -108,17 +107,13 @@ def test_a_run_of_an_earlier_version_is_read(overrides: tuple[str, ...], tmp_pat
 def test_former_names_are_refused_in_what_is_new(former: str, tmp_path: Path) -> None:
     sentence = f"{former} is now {FORMER_KEYS[former]}; give that instead"
     value = json.dumps(DEFAULTS[FORMER_KEYS[former]])
-    with pytest.raises(UserError) as refusal:
-        load_config("demo", [f"{former}={value}"])
-    assert str(refusal.value) == f"override: {sentence}"
+    assert refusal("demo", f"{former}={value}") == f"override: {sentence}"
     values = load_config("demo").as_dict()
     whole = written(tmp_path, of_an_earlier_version(values))
-    with pytest.raises(UserError) as refusal:
-        load_config(whole, [f"{former}={value}"])
-    assert str(refusal.value) == f"override: {sentence}"
+    assert refusal(whole, f"{former}={value}") == f"override: {sentence}"
     values["optimizer"][former.removeprefix("optimizer.")] = json.loads(value)
-    with pytest.raises(UserError, match=rf"config\.yaml line \d+: {sentence}"):
-        load_config(written(tmp_path, values))
+    in_file = refusal(written(tmp_path, values))
+    assert re.match(rf"config .*mine\.yaml line \d+: {re.escape(sentence)}", in_file)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +128,8 @@ def test_former_names_are_refused_in_what_is_new(former: str, tmp_path: Path) ->
     ],
 )
 def test_what_is_wrong_within_is_named_with_its_place(override: str, words: str) -> None:
-    with pytest.raises(UserError) as refusal:
-        load_config("demo", ["optimizer.kind=muon", override])
-    assert str(refusal.value).startswith("override: ") and words in str(refusal.value)
+    sentence = refusal("demo", "optimizer.kind=muon", override)
+    assert sentence.startswith("override: ") and words in sentence
 
 
 def test_seals_and_tables_have_the_key() -> None:
@@ -143,18 +137,7 @@ def test_seals_and_tables_have_the_key() -> None:
     assert hparams(config.values)["optimizer.muon.momentum"] == 0.9
     settings = design_settings(config.values)
     assert settings["optimizer.muon.momentum"] == 0.9
-    seal = {
-        "hypotheses": [],
-        "measure": Measure(match="tokens", subjects=[], rule=fixed_rule(1)).model_dump(),
-        "other_seeds": {},
-        "stopping_rule": "none",
-        "fixed_n": True,
-        "grid": {"file": "grid.yaml", "sha256": "0"},
-        "seeds": [1],
-        "settings": {"vanilla": {"optimizer.momentum": 0.9}},
-        "data": [],
-        "commit": None,
-        "sealed": "2026-01-01T00:00:00+00:00",
-    }
-    sealed = Sealed.model_validate(seal).settings["vanilla"]
+    former = {name: {"optimizer.momentum": 0.9} for name in ("old", "new")}
+    seal = made_seal(1).sealed.model_dump() | {"settings": former}
+    sealed = Sealed.model_validate(seal).settings["new"]
     assert sealed["optimizer.muon.momentum"] == 0.9 and "optimizer.momentum" not in sealed

@@ -20,6 +20,7 @@ from pretrain.config.load import load_config
 from pretrain.config.show import summary_rows
 from pretrain.errors import UserError
 from tests.fabricated_checkpoints import about
+from tests.pretrain.config.configurations import refusal, yaml_file
 
 RANDOM, FACTORIZED = (
     "attention.variant=synthesizer_random",
@@ -36,9 +37,7 @@ def test_defaults_and_what_is_written_down(tmp_path: Path) -> None:
     frozen = load_config(
         "base", [FACTORIZED, "attention.trainable=false", "attention.synthesizer_rank=3"]
     )
-    path = tmp_path / "again.yaml"
-    path.write_text(frozen.to_yaml())
-    again = load_config(str(path))
+    again = load_config(yaml_file(tmp_path, frozen.to_yaml()))
     assert again.policy == frozen.policy
     assert (again.policy.trainable, again.policy.score_rank) == (False, 3)
 
@@ -88,10 +87,7 @@ def test_scores_are_bound_to_the_sequence_length_and_the_bank_seed() -> None:
     ],
 )
 def test_refusals(overrides: list[str], words: str) -> None:
-    with pytest.raises((UserError, MethodError)) as raised:
-        load_config("base", overrides)
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
+    assert words in refusal("base", *overrides)
 
 
 @pytest.mark.parametrize("trainable", [True, False])

@@ -14,17 +14,12 @@ from pretrain.config.load import load_config, load_config_with_origins
 from pretrain.config.refusals import names_for_factors
 from pretrain.config.resolved import resolve
 from pretrain.config.show import render_show, render_tensors, summary_rows, value_rows
+from tests.pretrain.config.configurations import yaml_file
 from tests.ranks import ROOT
 
 NAMES = ["demo", "small", "base", "large"]
 NAMES += [f"{name}_modern" for name in NAMES]
 ATTENTION = "decoder.layers.L.self_attention"
-
-
-def yaml_file(directory: Path, text: str) -> str:
-    path = directory / "mine.yaml"
-    path.write_text(text)
-    return str(path)
 
 
 # Shipped configurations

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 from pretrain.doctor.verdict import BAD_NODES, SITE
 from tests.command_line import cli
 from tests.conftest import data_pipeline
-from tests.ranks import ROOT, function_on_warm_ranks, rank_environment
+from tests.ranks import ROOT, function_on_warm_ranks
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.distributed
@@ -138,14 +136,11 @@ def test_without_rank_0_the_head_node_is_named(tmp_path: Path) -> None:
     arguments = ["doctor", "demo", "--timeout", "1", "--report", str(report)]
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
-        environment = rank_environment() | {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+        environment = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
         environment |= {"SLURMD_NODENAME": "gpu-08", "SLURM_STEP_NODELIST": "gpu-[07-08]"}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused.getsockname()[1])}
         environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-        command = [sys.executable, "-m", "pretrain", *arguments]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-        )
+        done = cli(arguments, environment=environment)
     assert done.returncode == BAD_NODES and done.stdout == "", done.stdout + done.stderr
     sentence = "error: bad node gpu-07: rank 0 does not answer rank 1 on node gpu-08 within 1 s"
     assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1

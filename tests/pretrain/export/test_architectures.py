@@ -15,7 +15,7 @@ from pretrain.errors import UserError
 from pretrain.export import names
 from pretrain.export.architectures import architecture_of
 from pretrain.model.build import build_model
-from pretrain.ranks.single_process import one_process
+from pretrain.ranks.groups import ParallelContext
 
 MODERN = ["model.norm=rmsnorm", "model.mlp=swiglu"]
 
@@ -32,15 +32,14 @@ class ShiftedModule(parts.RMSNorm):
         self.shift = torch.nn.Parameter(torch.zeros_like(self.weight))
 
 
-def test_every_parameter_of_a_norm_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_parameter_of_a_norm_is_exported(
+    context: ParallelContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(block.NORMS, "rmsnorm", ShiftedNorm())  # type: ignore[arg-type]
     monkeypatch.setitem(parts.NORMS, "rmsnorm", ShiftedModule)  # type: ignore[arg-type]
-    # Megatron-core on a CPU has it replaced; the test leaves it as it was.
-    monkeypatch.setattr(torch.cuda, "current_device", torch.cuda.current_device)
     config = load_config("demo", [*MODERN, "model.num_layers=1"])
-    with one_process() as context:
-        model = build_model(config, context)
-        weights = [weight.name for weight in architecture_of(config).weights(model)]
+    model = build_model(config, context)
+    weights = [weight.name for weight in architecture_of(config).weights(model)]
     norms = ("model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm")
     expected = {f"{norm}.{name}" for norm in (*norms, "model.norm") for name in ("weight", "shift")}
     assert {name for name in weights if "norm" in name} == expected

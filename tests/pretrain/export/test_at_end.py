@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pretrain.runs.directory import MARKER, RunDirectory
+from pretrain.runs.directory import RunDirectory
+from tests.fabricated_checkpoints import bare_checkpoint
 from tests.ranks import ROOT, rank_environment
 
 PROGRAM = """
@@ -24,9 +25,7 @@ export_at_end(load_config("demo", sys.argv[1:]).run_directory, "finished")
 
 @pytest.mark.distributed
 def test_the_export_ends_with_the_rank_that_waits_for_it(tmp_path: Path) -> None:
-    checkpoint = RunDirectory(tmp_path / "run").checkpoint(4)
-    checkpoint.mkdir(parents=True)
-    (checkpoint / MARKER).write_text("{}")
+    bare_checkpoint(RunDirectory(tmp_path / "run"), 4)
     os.mkfifo(tmp_path / "run/config.yaml")  # which the export would read for ever
     overrides = ["run.name=run", f"run.directory={tmp_path}"]
     rank = subprocess.Popen(

@@ -22,6 +22,7 @@ from pretrain.export.modeling_ora import (
     OraRotaryConfig,
     OraRotaryForCausalLM,
 )
+from tests.tiny_exports import LEARNED, LENGTH, ROTARY
 
 TAPS = 4
 CORRECTIONS = {
@@ -38,13 +39,7 @@ COMMON = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-ROTARY = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-LEARNED = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 = {**LEARNED, "n_positions": LENGTH}
 GREEDY: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 
 
@@ -54,7 +49,7 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         OraRotaryConfig,
         {**ROTARY, "num_key_value_heads": 2, "use_bias": False},
     ),
-    "learned": (OraLearnedForCausalLM, OraLearnedConfig, LEARNED),
+    "learned": (OraLearnedForCausalLM, OraLearnedConfig, GPT2),
     "llama": (
         OraLlamaForCausalLM,
         OraLlamaConfig,
@@ -63,7 +58,7 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "learned, other parts": (
         OraLearnedForCausalLM,
         OraLearnedConfig,
-        {**LEARNED, "parts": {"norm": "rmsnorm", "mlp": "swiglu", "logit_softcap": 5.0}},
+        {**GPT2, "parts": {"norm": "rmsnorm", "mlp": "swiglu", "logit_softcap": 5.0}},
     ),
 }
 

@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.errors import UserError
-from pretrain.export.models import (
-    model_digest,
-    read_language_model,
-    read_tokenizer,
-)
+from pretrain.export.models import model_digest, read_language_model, read_tokenizer
 
 
 def test_the_identity_is_of_everything_that_decides_the_outputs(tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.run_exports import exported
 from pretrain.export.verb import sample
 from pretrain.runs.directory import MARKER, RunDirectory
+from tests.fabricated_checkpoints import bare_checkpoint
 from tests.ranks import ROOT
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    (tmp_path / "checkpoints/step_00000007").mkdir(parents=True)
-    (tmp_path / "checkpoints/step_00000007" / MARKER).touch()
+    bare_checkpoint(RunDirectory(tmp_path), 7)
     (tmp_path / "config.yaml").touch()
     return tmp_path
 

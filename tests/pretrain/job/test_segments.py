@@ -10,19 +10,13 @@ from pretrain.errors import UserError
 from pretrain.job.job_kinds import Training, errors_in
 from pretrain.job.segments import REQUEUE, STOP, Decision, Ending, Segments, SlurmJob
 from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDirectory
+from tests.fabricated_checkpoints import bare_checkpoint
 
 FIRST = SlurmJob("7", 0, "n[1-2]")
 
 
 def segments(run: Path) -> Segments:
     return Segments(Training(run))
-
-
-def save(run: Path, step: int, complete: bool = True) -> None:
-    checkpoint = run / f"checkpoints/step_{step:08d}"
-    checkpoint.mkdir(parents=True)
-    if complete:
-        (checkpoint / "COMPLETE").write_text("{}")
 
 
 def restart(number: int) -> SlurmJob:
@@ -65,7 +59,7 @@ def test_decisions(
 
 
 def test_a_crash_is_not_taken_for_the_end_of_the_segment_before(tmp_path: Path) -> None:
-    save(tmp_path, 4)
+    bare_checkpoint(RunDirectory(tmp_path), 4)
     for state in (CONTINUE, FINISHED, STOPPED):
         RunDirectory(tmp_path).write_state(state)
         assert end(tmp_path, None, Ending(1, "RUNNING")).reason.startswith("crashed")
@@ -77,9 +71,9 @@ def test_crash_loop_is_counted_by_beginnings_without_a_newer_checkpoint(tmp_path
     crash = Ending(1, "RUNNING")
     for number, step in enumerate((2, 4, 6)):  # crashes, but each got further
         record.begin(restart(number), 3)
-        save(tmp_path, step)
+        bare_checkpoint(RunDirectory(tmp_path), step)
         assert record.end(restart(number), crash, 3).action == REQUEUE
-    save(tmp_path, 8, complete=False)
+    bare_checkpoint(RunDirectory(tmp_path), 8, marked=False)
     record.begin(restart(3), 3)  # its node died: no end
     record.begin(restart(4), 3)
     assert record.end(restart(4), crash, 3).action == REQUEUE

@@ -13,7 +13,7 @@ from pretrain.errors import UserError
 from pretrain.job.__main__ import begin_training
 from pretrain.job.shape import Batches, Shape, shape_to_use
 from tests.command_line import assert_refused
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import run_program
 from tests.tiny import tiny_overrides
 
 
@@ -88,10 +88,8 @@ def test_what_is_said_of_the_rest() -> None:
 def job(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
     program = "laboratory.slurm" if verb == "sweep-runs" else "pretrain.job"
     command = [sys.executable, "-m", program, verb, *words]
-    environment = rank_environment() | {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
-    )
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}
+    return run_program(command, environment, timeout=60)
 
 
 @pytest.mark.distributed

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.parts import Tensor
@@ -18,19 +16,13 @@ from pretrain.optimizer import muon
 from pretrain.optimizer.muon import MuonWithAdamW
 from pretrain.optimizer.orthogonalise import newton_schulz
 
+pytestmark = pytest.mark.usefixtures("context")
+
 ROWS, COLUMNS = 6, 4
 RATE, DECAY = 0.5, 0.1
 ONE_RANK: Any = SimpleNamespace(
     rank=0, data_parallel_rank=0, tensor_parallel_rank=0, tensor_parallel_size=1
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def tensor(name: str, layer: int | None) -> Tensor:

@@ -100,7 +100,10 @@ def test_every_phase_has_its_memory_its_flops_and_its_time() -> None:
     assert trained.checkpoint_bytes - frozen.checkpoint_bytes == 8 * rows  # two moments
     seconds = sum(phase.steps * phase.seconds.total for phase in plan.chosen.phases)
     assert plan.chosen.speed.run_gpu_hours == pytest.approx(16 * seconds / 3600)
-    assert "phase from step" in report.render(plan)
+    text = report.render(plan)
+    assert "phase from step" in text
+    assert plan.baseline is not None  # though it is of the same variant
+    assert "vanilla, as set  vanilla  difference" in text
     steps = [phase["steps"] for phase in as_json(plan)["chosen"]["phases"]]
     assert steps == [trained.steps, frozen.steps]
 
@@ -229,12 +232,6 @@ def test_what_the_baseline_lacks_is_left_out_there(changes: list[str]) -> None:
     plan = planned("large", *changes)
     assert plan.baseline is not None and plan.refusal is None
     assert plan.baseline.flops == planned("large", "attention.variant=vanilla").chosen.flops
-
-
-def test_phases_of_the_baseline_s_own_variant_stand_beside_it() -> None:
-    plan = planned("large", *FREEZES)
-    assert plan.baseline is not None and len(plan.chosen.phases) == 2
-    assert "vanilla, as set  vanilla  difference" in report.render(plan)
 
 
 def test_a_baseline_that_is_refused_is_one_sentence_of_the_plan() -> None:

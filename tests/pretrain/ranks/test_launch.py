@@ -17,7 +17,7 @@ import pytest
 
 from pretrain.ranks.launch import launch_local_ranks
 from pretrain.ranks.signals import CONTINUE_LATER, STOP
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import ROOT, rank_environment, run_program
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.distributed
@@ -258,7 +258,6 @@ def test_without_a_network_ranks_say_so_at_once(
         pytest.skip("no namespaces of users")
     overrides = tiny_overrides(tiny_shards, tmp_path, "run", parallel__timeout_seconds=30)
     command = [*apart, sys.executable, "-m", "pretrain", "train", "demo", *overrides, *launched]
-    env = rank_environment() | environment
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    done = run_program(command, environment)
     assert done.returncode == 2 and f"error: {said}" in done.stderr
     assert len([line for line in done.stderr.splitlines() if "rror" in line]) == 1, done.stderr

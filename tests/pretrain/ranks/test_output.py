@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.ranks.cores import usable_cores
-from tests.ranks import ROOT
+from tests.ranks import ROOT, run_program
 
 LOST = """
 import os, sys
@@ -84,12 +84,8 @@ with open(sys.argv[1], "w") as file:
 """
     redirections = " ".join(f"{number}>&-" for number in closed)
     kept = tmp_path / "kept"
-    done = subprocess.run(
-        ["sh", "-c", f'exec "$0" -c "$1" "$2" {redirections}', sys.executable, program, str(kept)],
-        cwd=ROOT,
-        timeout=60,
-        check=False,
-    )
+    script = f'exec "$0" -c "$1" "$2" {redirections}'
+    done = run_program(["sh", "-c", script, sys.executable, program, kept], timeout=60)
     assert (done.returncode, kept.read_text()) == (0, "kept")
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.ranks import ROOT, run_program
+from tests.ranks import run_program
 
 PROGRAM = """
 import os, signal
@@ -45,4 +44,5 @@ assert not signals.stop
 os.kill(os.getpid(), signal.SIGXCPU)
 assert signals.continue_later and not signals.stop
 """
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=True)
+    done = run_program([sys.executable, "-c", program], timeout=60)
+    assert done.returncode == 0, done.stderr

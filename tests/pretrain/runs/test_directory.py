@@ -26,27 +26,20 @@ from pretrain.runs.directory import (
     newest_checkpoint_bytes,
     step_of,
 )
+from tests.fabricated_checkpoints import bare_checkpoint
 from tests.fabricated_runs import write_run
 from tests.parsed_files import texts
 from tests.ranks import ROOT
-
-
-def save(run: RunDirectory, step: int, complete: bool = True) -> Path:
-    path = run.checkpoint(step)
-    path.mkdir(parents=True)
-    if complete:
-        (path / MARKER).write_text("{}")
-    return path
 
 
 def test_the_newest_checkpoint_is_that_of_the_highest_step_with_a_marker(tmp_path: Path) -> None:
     """Also where the number outgrows its eight digits, and beside what is no checkpoint."""
     run = RunDirectory(tmp_path)
     assert (run.newest_checkpoint(), run.trained_steps()) == (None, 0)
-    old = save(run, 7)
-    save(run, 200, complete=False)
+    old = bare_checkpoint(run, 7)
+    bare_checkpoint(run, 200, marked=False)
     assert (run.newest_checkpoint(), run.trained_steps()) == (old, 7)
-    many = [save(run, step) for step in (99_999_999, 100_000_000)]
+    many = [bare_checkpoint(run, step) for step in (99_999_999, 100_000_000)]
     (run.checkpoints / "step_of_mine").mkdir()
     (run.checkpoints / "step_of_mine" / MARKER).write_text("{}")
     assert run.complete_checkpoints() == [*reversed(many), old]
@@ -131,10 +124,8 @@ def test_names_of_the_run_directory_are_written_once() -> None:
 
 @pytest.mark.parametrize("closed", ["checkpoints", "checkpoints/step_00000002"])
 def test_checkpoints_that_cannot_be_read_are_not_missing(closed: str, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoints/step_00000002"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / MARKER).touch()
     run = RunDirectory(tmp_path)
+    checkpoint = bare_checkpoint(run, 2)
     assert run.find_checkpoint(None) == checkpoint
     (tmp_path / closed).chmod(0)
     for directory in (tmp_path, *list(tmp_path.parents)[:-2]):

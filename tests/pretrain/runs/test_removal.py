@@ -11,15 +11,8 @@ from pathlib import Path
 import pytest
 
 from pretrain.runs.directory import GOOD, MARKER, WITHDRAWN, RunDirectory
-from pretrain.runs.removal import (
-    Fate,
-    fate,
-    make_room,
-    put_away,
-    remove_left_behind,
-    remove_oldest,
-)
-from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
+from pretrain.runs.removal import Fate, fate, make_room, put_away, remove_left_behind, remove_oldest
+from tests.fabricated_checkpoints import about, bare_checkpoint, write_two_ranks
 from tests.mounts import mounted
 from tests.parsed_files import nodes
 from tests.ranks import ROOT
@@ -36,8 +29,7 @@ def run(tmp_path: Path) -> RunDirectory:
 def complete_run(path: Path) -> RunDirectory:
     """A run with a complete checkpoint of two ranks, of step 6."""
     run = RunDirectory(path)
-    parts = [slice_of_full(rank, block) for rank, block in enumerate(ROWS)]
-    write_checkpoint(run.checkpoint(6), parts, about())
+    write_two_ranks(run.checkpoint(6), about())
     return run
 
 
@@ -119,8 +111,7 @@ def test_room_for_a_checkpoint_is_made_without_loss(run: RunDirectory) -> None:
 
 def test_the_last_good_checkpoint_outlives_newer_ones(run: RunDirectory) -> None:
     for step in (7, 8, 9):
-        run.checkpoint(step).mkdir()
-        (run.checkpoint(step) / MARKER).touch()
+        bare_checkpoint(run, step)
     (run.checkpoint(7) / GOOD).touch()
     remove_oldest(run, keep_last=1, every=1)
     assert run.complete_checkpoints() == [run.checkpoint(9), run.checkpoint(7)]
@@ -129,15 +120,13 @@ def test_the_last_good_checkpoint_outlives_newer_ones(run: RunDirectory) -> None
 @pytest.mark.parametrize(("every", "kept"), [(10, [37, 30, 20, 10]), (0, [37, 34, 30, 24])])
 def test_checkpoints_of_a_signal_go_first(run: RunDirectory, every: int, kept: list[int]) -> None:
     for step in (10, 20, 24, 30, 34, 37):
-        run.checkpoint(step).mkdir()
-        (run.checkpoint(step) / MARKER).touch()
+        bare_checkpoint(run, step)
     remove_oldest(run, keep_last=4, every=every)
     assert run.complete_checkpoints() == [run.checkpoint(step) for step in kept]
 
 
 def test_what_cannot_be_removed_is_named_and_tried_again(run: RunDirectory) -> None:
-    run.checkpoint(7).mkdir()
-    (run.checkpoint(7) / MARKER).touch()
+    bare_checkpoint(run, 7)
     run.removed(run.checkpoint(3)).mkdir()
     in_the_way = run.removed(run.checkpoint(6))
     in_the_way.touch()

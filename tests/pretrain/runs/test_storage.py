@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 
 from pretrain.runs.storage import storage_sentence
 from tests.mounts import mounted
-from tests.ranks import ROOT
+from tests.ranks import run_program
 from tools.faults.inflict import STANDS, build_shim, failing_storage
 
 
@@ -35,12 +33,10 @@ def test_a_file_system_that_answers_nobody_is_seen_to_stand(tmp_path: Path) -> N
         "import sys; from pathlib import Path; from pretrain.runs.storage import stands;"
         "print([stands(Path(each), 1.0) for each in sys.argv[1:]], flush=True)"
     )
-    environment = os.environ | failing_storage(
+    environment = failing_storage(
         shim, standing, counter=tmp_path / "counter", after=0, error=STANDS
     )
     command = [sys.executable, "-c", program, standing, other, tmp_path / "nowhere"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = run_program(command, environment, timeout=60)
     assert done.stdout == "[True, False, False]\n", done.stderr
     assert list(standing.iterdir()) == []

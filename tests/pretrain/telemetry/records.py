@@ -89,6 +89,15 @@ def open_telemetry(run_path: Path, **changes: Any) -> Telemetry:
     return Telemetry(RunDirectory(run_path), settings.pop("facts"), **settings)
 
 
+def recorded(run_path: Path, *steps: StepRecord, **changes: Any) -> list[dict[str, Any]]:
+    """Log steps from the opening to the end; return the lines of metrics.jsonl."""
+    telemetry = open_telemetry(run_path, **changes)
+    for step in steps:
+        telemetry.log(step)
+    telemetry.close()
+    return read_strictly(run_path)
+
+
 def read_strictly(run_path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, refusing NaN and Infinity, which are not JSON."""
 

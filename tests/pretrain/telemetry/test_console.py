@@ -8,20 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.pretrain.telemetry.records import (
-    make_record,
-    open_telemetry,
-)
+from tests.pretrain.telemetry.records import make_record, open_telemetry, recorded
 
 
 def test_log_file_gets_few_plain_lines(tmp_path: Path) -> None:
     output = io.StringIO()
-    telemetry = open_telemetry(
-        tmp_path, console=Console(file=output, width=60), seconds_between_lines=60.0
-    )
-    for step in range(1, 21):
-        telemetry.log(make_record(step, validated=step == 10))
-    telemetry.close()
+    steps = [make_record(step, validated=step == 10) for step in range(1, 21)]
+    console = Console(file=output, width=60)
+    recorded(tmp_path, *steps, console=console, seconds_between_lines=60.0)
     lines = output.getvalue().splitlines()
     assert [line.split("  ")[0] for line in lines] == ["step 1/20", "step 10/20", "step 20/20"]
     assert "tokens/s" in lines[0] and "grad norm" in lines[0] and lines[0].endswith(" left")

@@ -8,10 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from tests.pretrain.telemetry.records import (
-    make_record,
-    open_telemetry,
-)
+from tests.pretrain.telemetry.records import make_record, open_telemetry
 
 
 def test_hparams_and_layout_belong_to_the_run_itself(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.pretrain.telemetry.records import (
     open_telemetry,
     read_scalars,
     read_strictly,
+    recorded,
 )
 
 
@@ -57,21 +58,13 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, every: int) -> None:
 
 
 def test_an_extra_record_at_a_signal_does_not_change_later_variances(tmp_path: Path) -> None:
-    straight = open_telemetry(tmp_path / "straight", every=4)
-    stopped = open_telemetry(tmp_path / "stopped", every=4)
-    for step in range(1, 21):
-        straight.log(make_record(step))
-    for step in range(1, 11):
-        stopped.log(make_record(step, seconds_stall=0.3 if step == 10 else None))
-    stopped.close()
-    resumed = open_telemetry(tmp_path / "stopped", every=4, resume_step=10)
-    for step in range(11, 21):
-        resumed.log(make_record(step))
-    records = {
-        record["step"]: record for record in deterministic(read_strictly(tmp_path / "stopped"))
-    }
+    straight = recorded(tmp_path / "straight", *map(make_record, range(1, 21)), every=4)
+    stopped = tmp_path / "stopped"
+    recorded(stopped, *map(make_record, range(1, 10)), make_record(10, seconds_stall=0.3), every=4)
+    resumed = recorded(stopped, *map(make_record, range(11, 21)), every=4, resume_step=10)
+    records = {record["step"]: record for record in deterministic(resumed)}
     assert sorted(records) == [4, 8, 10, 12, 16, 20]
-    for record in deterministic(read_strictly(tmp_path / "straight")):
+    for record in deterministic(straight):
         assert records[record["step"]] == record
 
 
@@ -80,36 +73,26 @@ def test_starting_again_from_the_beginning_drops_everything_old(tmp_path: Path) 
     for step in range(1, 8):
         old.log(make_record(step, loss=9.0))
     old.close({"loss/train": 9.0})
-    new = open_telemetry(tmp_path, resume_step=0)
-    new.log(make_record(1, loss=1.0))
-    new.close()
-    assert [record["loss/train"] for record in read_strictly(tmp_path)] == [1.0]
+    (record,) = recorded(tmp_path, make_record(1, loss=1.0), resume_step=0)
+    assert record["loss/train"] == 1.0
     assert read_scalars(tmp_path)["loss/train"] == [(1, 1.0)]
 
 
 def test_event_files_of_a_faster_clock_are_still_purged(tmp_path: Path) -> None:
-    old = open_telemetry(tmp_path)
-    for step in range(1, 8):
-        old.log(make_record(step, loss=9.0))
-    old.close()
+    recorded(tmp_path, *(make_record(step, loss=9.0) for step in range(1, 8)))
     (written,) = (tmp_path / "tensorboard").glob(FILE_PREFIX + "*")
     written.rename(
         written.with_name(f"{FILE_PREFIX}{int(time.time()) + 3600:010d}.other-host.99999.0")
     )
-    resumed = open_telemetry(tmp_path, resume_step=3)
-    for step in range(4, 7):
-        resumed.log(make_record(step, loss=1.0))
-    resumed.close()
+    recorded(tmp_path, *(make_record(step, loss=1.0) for step in range(4, 7)), resume_step=3)
     assert read_scalars(tmp_path)["loss/train"] == [(1, 9), (2, 9), (3, 9), (4, 1), (5, 1), (6, 1)]
 
 
 def test_resume_without_the_old_records_is_said(tmp_path: Path) -> None:
     output = io.StringIO()
-    telemetry = open_telemetry(tmp_path, resume_step=8, console=Console(file=output))
-    telemetry.log(make_record(9))
-    telemetry.close()
+    (record,) = recorded(tmp_path, make_record(9), resume_step=8, console=Console(file=output))
     assert "metrics.jsonl ends at step 0 but the run resumes at step 8" in output.getvalue()
-    assert [record["step"] for record in read_strictly(tmp_path)] == [9]
+    assert record["step"] == 9
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,13 @@ from tests.pretrain.telemetry.records import (
     open_telemetry,
     read_scalars,
     read_strictly,
+    recorded,
 )
 
 
 def test_tags_and_values_are_the_same_in_both_files(tmp_path: Path) -> None:
-    telemetry = open_telemetry(tmp_path)
-    telemetry.log(make_record(1))
-    telemetry.log(make_record(2, validated=True, seconds_stall=0.7))
-    telemetry.close()
-    plain, full = read_strictly(tmp_path)
+    saved = make_record(2, validated=True, seconds_stall=0.7)
+    plain, full = recorded(tmp_path, make_record(1), saved)
     position = {"step", "tokens", "samples"}
     assert set(plain) == position | ALWAYS | WITH_PEAK
     assert set(full) == position | ALWAYS | WITH_PEAK | WITH_VALIDATION | WITH_CHECKPOINT
@@ -59,11 +57,7 @@ def test_a_record_is_readable_as_soon_as_it_is_logged(tmp_path: Path) -> None:
 
 
 def test_throughput_follows_its_formulas(tmp_path: Path) -> None:
-    telemetry = open_telemetry(tmp_path)
-    telemetry.log(make_record(1))
-    telemetry.log(make_record(2))
-    telemetry.close()
-    record = read_strictly(tmp_path)[1]
+    _, record = recorded(tmp_path, make_record(1), make_record(2))
     per_gpu = 1024 / 0.502 / 4
     assert record["throughput/tokens_per_second"] == pytest.approx(1024 / 0.502)
     assert record["throughput/tokens_per_second_per_gpu"] == pytest.approx(per_gpu)
@@ -75,10 +69,7 @@ def test_throughput_follows_its_formulas(tmp_path: Path) -> None:
 
 
 def test_perplexity_weighs_sources_by_tokens(tmp_path: Path) -> None:
-    telemetry = open_telemetry(tmp_path)
-    telemetry.log(make_record(1, validated=True))
-    telemetry.close()
-    record = read_strictly(tmp_path)[0]
+    (record,) = recorded(tmp_path, make_record(1, validated=True))
     assert record["loss/valid"] == pytest.approx(130 / 50)
     assert record["perplexity/valid"] == pytest.approx(math.exp(130 / 50))
     assert record["perplexity/valid/topics"] == pytest.approx(math.exp(3.0))
@@ -86,11 +77,7 @@ def test_perplexity_weighs_sources_by_tokens(tmp_path: Path) -> None:
 
 
 def test_loss_variance_is_that_of_the_window(tmp_path: Path) -> None:
-    telemetry = open_telemetry(tmp_path)
-    for step in range(1, 13):
-        telemetry.log(make_record(step))
-    telemetry.close()
-    records = read_strictly(tmp_path)
+    records = recorded(tmp_path, *map(make_record, range(1, 13)))
     losses = [record["loss/train"] for record in records]
     for index, record in enumerate(records):
         window = losses[max(0, index - 4) : index + 1]
@@ -101,13 +88,11 @@ def test_loss_variance_is_that_of_the_window(tmp_path: Path) -> None:
 
 def test_unknown_device_logs_no_utilisation_and_says_so_once(tmp_path: Path) -> None:
     output = io.StringIO()
-    telemetry = open_telemetry(tmp_path, facts=make_facts(peak=None), console=Console(file=output))
-    for step in range(1, 4):
-        telemetry.log(make_record(step))
-    telemetry.close()
-    assert all(not WITH_PEAK & set(record) for record in read_strictly(tmp_path))
+    unknown = {"facts": make_facts(peak=None), "console": Console(file=output)}
+    records = recorded(tmp_path, *map(make_record, range(1, 4)), **unknown)
+    assert all(not WITH_PEAK & set(record) for record in records)
     assert not WITH_PEAK & set(read_scalars(tmp_path))
-    assert "throughput/model_tflops_per_gpu" in read_strictly(tmp_path)[0]
+    assert "throughput/model_tflops_per_gpu" in records[0]
     assert output.getvalue().count("peak FLOP/s of device 'cpu' is not known") == 1
 
 
@@ -115,23 +100,20 @@ def test_unknown_device_logs_no_utilisation_and_says_so_once(tmp_path: Path) -> 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_logs_the_allocation_peak(tmp_path: Path) -> None:
     block = torch.ones(1 << 20, device="cuda")
-    telemetry = open_telemetry(tmp_path, facts=make_facts(device_name=torch.cuda.get_device_name()))
-    telemetry.log(make_record(1))
-    telemetry.close()
-    assert read_strictly(tmp_path)[0]["memory/allocated_peak"] >= block.nbytes
+    facts = make_facts(device_name=torch.cuda.get_device_name())
+    (record,) = recorded(tmp_path, make_record(1), facts=facts)
+    assert record["memory/allocated_peak"] >= block.nbytes
 
 
 def test_values_that_are_not_finite_are_null_in_json_and_kept_in_tensorboard(
     tmp_path: Path,
 ) -> None:
-    telemetry = open_telemetry(tmp_path)
-    for step, loss in enumerate((2.0, math.nan, math.inf, 3.0, 2.5, 2.0, 1.5, 1.0, 0.5), start=1):
-        telemetry.log(make_record(step, loss=loss))
-    record = make_record(10)
-    at_once = replace(record.result, seconds=replace(record.result.seconds, step=0.0))
-    telemetry.log(replace(record, result=at_once, validation={"prose": (1e6, 10)}))
-    telemetry.close()
-    records = read_strictly(tmp_path)
+    losses = (2.0, math.nan, math.inf, 3.0, 2.5, 2.0, 1.5, 1.0, 0.5)
+    steps = [make_record(step, loss=loss) for step, loss in enumerate(losses, start=1)]
+    last = make_record(10)
+    at_once = replace(last.result, seconds=replace(last.result.seconds, step=0.0))
+    last = replace(last, result=at_once, validation={"prose": (1e6, 10)})
+    records = recorded(tmp_path, *steps, last)
     assert [record["loss/train"] for record in records[:4]] == [2.0, None, None, 3.0]
     variances = [record["stability/loss_variance"] for record in records]
     assert variances[1:7] == [None] * 6 and None not in variances[7:]
@@ -139,17 +121,14 @@ def test_values_that_are_not_finite_are_null_in_json_and_kept_in_tensorboard(
         records[9]["perplexity/valid"] is None
         and records[9]["throughput/tokens_per_second"] is None
     )
-    losses = dict(read_scalars(tmp_path)["loss/train"])
-    assert math.isnan(losses[2]) and losses[3] == math.inf
+    shown = dict(read_scalars(tmp_path)["loss/train"])
+    assert math.isnan(shown[2]) and shown[3] == math.inf
 
 
 def test_terms_of_the_loss_are_recorded_apart(tmp_path: Path) -> None:
-    telemetry = open_telemetry(tmp_path)
     record = make_record(1)
-    telemetry.log(replace(record, result=replace(record.result, auxiliary={"some_penalty": 0.25})))
-    telemetry.log(make_record(2))
-    telemetry.close()
-    first, second = read_strictly(tmp_path)
+    penalised = replace(record, result=replace(record.result, auxiliary={"some_penalty": 0.25}))
+    first, second = recorded(tmp_path, penalised, make_record(2))
     assert (first["loss/train"], first["loss/some_penalty"]) == (record.result.loss, 0.25)
     assert "loss/some_penalty" not in second
     assert read_scalars(tmp_path)["loss/some_penalty"] == [(1, 0.25)]
@@ -171,13 +150,11 @@ def test_facts_may_change_on_the_way_and_it_is_said(tmp_path: Path) -> None:
 
 
 def test_every_keeps_regular_steps_and_those_with_something_to_tell(tmp_path: Path) -> None:
-    telemetry = open_telemetry(tmp_path, every=4, total_steps=14)
-    for step in range(1, 15):
-        telemetry.log(
-            make_record(step, validated=step == 6, seconds_stall=0.1 if step == 7 else None)
-        )
-    telemetry.close()
-    records = read_strictly(tmp_path)
+    steps = [
+        make_record(step, validated=step == 6, seconds_stall=0.1 if step == 7 else None)
+        for step in range(1, 15)
+    ]
+    records = recorded(tmp_path, *steps, every=4, total_steps=14)
     assert [record["step"] for record in records] == [4, 6, 7, 8, 12, 14]
     assert [step for step, _ in read_scalars(tmp_path)["loss/train"]] == [4, 6, 7, 8, 12, 14]
     # Speed is that of the step itself, also after steps that were not written.
@@ -185,12 +162,9 @@ def test_every_keeps_regular_steps_and_those_with_something_to_tell(tmp_path: Pa
 
 
 def test_when_a_checkpoint_is_written_decides_nothing_about_which_steps_are(tmp_path: Path) -> None:
-    telemetry = open_telemetry(tmp_path, every=4, total_steps=8)
-    for step in range(1, 9):
-        written = SaveSeconds(write=0.5, total=0.6) if step == 5 else None
-        telemetry.log(replace(make_record(step), written=written))
-    telemetry.close()
-    first, second = read_strictly(tmp_path)
+    steps = [make_record(step) for step in range(1, 9)]
+    steps[4] = replace(steps[4], written=SaveSeconds(write=0.5, total=0.6))
+    first, second = recorded(tmp_path, *steps, every=4, total_steps=8)
     assert (first["step"], second["step"]) == (4, 8)
     assert "time/checkpoint_write" not in first
     assert (second["time/checkpoint_write"], second["time/checkpoint"]) == (0.5, 0.6)

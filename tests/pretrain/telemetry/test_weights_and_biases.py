@@ -19,9 +19,12 @@ from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
 from tests.ports import free_ports
-from tests.pretrain.telemetry.records import make_record, open_telemetry, read_strictly
+from tests.pretrain.telemetry.records import make_record, open_telemetry, read_strictly, recorded
 
 THERE = find_spec("wandb") is not None
+needs_wandb = pytest.mark.skipif(
+    not THERE, reason="needs the optional package wandb: pip install '.[wandb]'"
+)
 BLOCK, HEADER = 32768, 7
 
 
@@ -45,17 +48,15 @@ def test_without_the_package_it_is_refused_in_one_sentence() -> None:
         resolve(config, 1)
 
 
-@pytest.mark.skipif(not THERE, reason="needs the optional package wandb: pip install '.[wandb]'")
+@needs_wandb
 def test_offline_files_hold_the_run_and_its_resume_under_one_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = tmp_path / "run"
     for resume_step, steps in ((0, (1, 2, 3)), (2, (3, 4))):
-        telemetry = open_telemetry(run, wandb=True, resume_step=resume_step)
-        for step in steps:
-            telemetry.log(make_record(step, validated=step == 2))
-        telemetry.close()
+        chosen = [make_record(step, validated=step == 2) for step in steps]
+        recorded(run, *chosen, wandb=True, resume_step=resume_step)
     identity = (run / "wandb/id").read_text().strip()
     attempts = sorted(run.glob("wandb/offline-run-*/*.wandb"))
     assert len(attempts) == 2 and {path.stem for path in attempts} == {f"run-{identity}"}
@@ -68,7 +69,7 @@ def test_offline_files_hold_the_run_and_its_resume_under_one_id(
             assert by_step[record["step"]][tag] == record[tag], tag
 
 
-@pytest.mark.skipif(not THERE, reason="needs the optional package wandb: pip install '.[wandb]'")
+@needs_wandb
 def test_a_server_that_is_away_stops_a_new_run_and_no_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,20 +78,16 @@ def test_a_server_that_is_away_stops_a_new_run_and_no_resume(
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "10")
     with pytest.raises(UserError, match=r"telemetry\.wandb: .*set WANDB_MODE=offline"):
         open_telemetry(tmp_path / "new", wandb=True)
-    telemetry = open_telemetry(tmp_path / "run")
-    telemetry.log(make_record(1))
-    telemetry.close()
+    recorded(tmp_path / "run", make_record(1))
     output = io.StringIO()
     console = Console(file=output, width=1000)
-    telemetry = open_telemetry(tmp_path / "run", wandb=True, resume_step=1, console=console)
-    telemetry.log(make_record(2))
-    telemetry.close()
+    recorded(tmp_path / "run", make_record(2), wandb=True, resume_step=1, console=console)
     assert "telemetry: wandb does not continue the run (" in output.getvalue()
     (path,) = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
     assert [history["_step"] for history in histories(path)] == [2]
 
 
-@pytest.mark.skipif(not THERE, reason="needs the optional package wandb: pip install '.[wandb]'")
+@needs_wandb
 def test_a_run_that_an_error_ends_is_not_shown_as_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

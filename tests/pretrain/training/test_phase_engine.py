@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +18,7 @@ from pretrain.checkpoint.slices import Slice, slices_of_rank
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.model.build import token_losses
-from pretrain.ranks.environment import LaunchEnvironment
-from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
+from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.tags import Metric
 from pretrain.training import update
 from pretrain.training.engine import set_learning_rate
@@ -39,16 +37,6 @@ FREEZES = {
 }
 EVEN: Mapping[int, float] = MappingProxyType({})
 """Rows that will be frozen train at the rate of the others."""
-
-
-@pytest.fixture(scope="module")
-def context() -> Iterator[ParallelContext]:
-    current_device = torch.cuda.current_device
-    parallel_context = initialize_distributed(LaunchEnvironment(0, 0, 1), 1, timeout_seconds=60)
-    yield parallel_context
-    shutdown_distributed(parallel_context)
-    torch.cuda.current_device = current_device
-    del os.environ["LOCAL_RANK"]
 
 
 def opened(context: ParallelContext, **changes: object) -> PhasedEngine:
