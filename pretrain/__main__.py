@@ -91,8 +91,10 @@ class Verbs(TyperGroup):
         except Exception as error:
             option = getattr(error, "option_name", None)
             verb = getattr(error, "ctx", None)
-            parameters = verb.command.params if option and verb else ()
-            if any(parameter.name == "overrides" for parameter in parameters):
+            settings = verb is not None and any(
+                parameter.name == "overrides" for parameter in verb.command.params
+            )
+            if option and settings:
                 reported: Any = error
                 reported.message = f"{reported.message.rstrip('.')}. {_written_as_setting(option)}"
             raise
