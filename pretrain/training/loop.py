@@ -124,7 +124,7 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     config, step = run.config, position.step + 1
     rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
     rate *= run.phased.phase.learning_rate_factor
-    set_learning_rate(run.engine, rate, rates_before_freezing(run.resolved.phases, step))
+    set_learning_rate(run.engine, rate, rates_before_freezing(config.phases, step))
     clock = StepClock(run.context.device)
     clock.begin("data")
     run.watch.at(f"step {step}, reading its batch")
