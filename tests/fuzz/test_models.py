@@ -19,6 +19,8 @@ from tests.fuzz.damage import REFUSED, damaged, damaged_json, holding, odd_json,
 from tests.pretrain.export.test_source_model import CONFIG, OVERRIDES, model
 from tests.tiny_exports import tiny_language_model
 
+pytestmark = pytest.mark.distributed  # seconds, for models that are opened again and again
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -17,6 +17,8 @@ from pretrain.runs.seals import content_digest
 from tests.fabricated_runs import edit_json
 from tests.fabricated_seals import finish, planned, sealed
 
+pytestmark = pytest.mark.distributed  # seconds in all, for runs and seals that each test makes
+
 CLAIM = "orthogonal worse 1% than vanilla"
 LOSERS = ("orthogonal better 3% than vanilla", "orthogonal within 9% of vanilla")
 HIT = "Hypothesis 'orthogonal worse 1 % than vanilla': HIT."

@@ -27,6 +27,8 @@ from tests.fabricated_runs import write_planned_run
 from tests.fabricated_seals import Campaign, finish, made_run, made_seal, planned, runs_of, sealed
 from tests.tiny import tiny_grid
 
+pytestmark = pytest.mark.distributed  # seconds in all, for runs and seals that each test makes
+
 
 def test_hits_and_misses_and_nothing_changed(tiny_shards: Path, tmp_path: Path) -> None:
     grid, runs = planned(tmp_path, tiny_shards)

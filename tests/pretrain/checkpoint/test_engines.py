@@ -30,6 +30,8 @@ from pretrain.training.engine import set_learning_rate, wrap_model
 from tests.fabricated_checkpoints import about, write_checkpoint
 from tests.tiny import VOCAB_SIZE, tiny_overrides
 
+pytestmark = pytest.mark.distributed  # engines of one rank, seconds each
+
 STAGES = [
     ("zero0", "fp32"),
     ("zero1", "fp32"),

@@ -21,6 +21,8 @@ from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
 from tests.conftest import data_pipeline
 from tests.tiny import VOCAB_SIZE
 
+pytestmark = pytest.mark.distributed  # trains tokenizers, seconds each
+
 pytest.importorskip("transformers")
 
 HOSTILE = (
