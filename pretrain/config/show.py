@@ -144,7 +144,8 @@ def _deepspeed_text(config: Config) -> str:
 
 def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:
     count = count_parameters(config.shape, config.policy, phase.number)
-    decay = f", theirs to 0 over {phase.decay_steps:,} steps before" if phase.decay_steps else ""
+    steps = phase.decay_steps
+    decay = f"; that of these rows falls to 0 over the {steps:,} steps before" if steps else ""
     return (
         f"from step {phase.first_step:,} on",
         f"{count.trainable:,} trainable ({phase.change}), learning rate x "

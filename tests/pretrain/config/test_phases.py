@@ -161,7 +161,7 @@ def test_the_rate_of_rows_falls_before_they_freeze(step: int, factors: dict[int,
     assert rates_before_freezing(config.phases, step) == factors
     assert parse_config(config.as_dict()).phases == config.phases
     shown = " ".join(render_show("demo", schedule(*entries, variant="vanilla")).split())
-    assert "(Query/Key of layer 0 are frozen), learning rate x 1, theirs to 0 over 30" in shown
+    assert "layer 0 are frozen), learning rate x 1; that of these rows falls to 0 over the" in shown
 
 
 def test_show_lists_the_phases() -> None:
