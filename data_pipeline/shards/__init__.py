@@ -10,7 +10,7 @@ documents         documents of a split as one address space
 permutation       order of an epoch, and its cache on disk
 samples           training and validation samples by number
 blend             several directories and sources in given proportions
-parts             a part of a blend, and what two of them may not share
+parts             parts of a blend, and checks that two of them share no text
 proportions       order of a blend's members
 blend_difference  differences between two descriptions of a blend
 unigram           perplexity of the tokens' frequencies alone

@@ -1,4 +1,4 @@
-"""Parts of a blend: a shard directory or a source of one, and what two parts may not share."""
+"""Parts of a blend, and checks that two of them share no text across splits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a live DeepSpeed optimizer holds on this rank, for any ZeRO stage.
+"""Parameters, gradients and states of a live DeepSpeed optimizer, at any ZeRO stage.
 
 Version-sensitive: reads attributes of DeepSpeed 0.19's ZeRO optimizers.
 """

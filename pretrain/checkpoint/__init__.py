@@ -6,7 +6,7 @@ saving          one rank's save, on a thread in the background of training
 resuming        the newest checkpoint, verified, as the start of a run
 branching       a trunk's checkpoints that a branch may start from, and the records it takes over
 format          files, their content, and checks of it
-damage          the errors for a damaged file
+damage          errors for damaged checkpoints, and their remedies
 writing         snapshot in host memory, then files, without collectives
 loading         a checkpoint of any layout into a model and an engine, or as plain tensors
 blocks          this rank's parameters as blocks of the whole model's

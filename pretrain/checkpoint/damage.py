@@ -1,4 +1,4 @@
-"""The errors for a checkpoint with a file that differs from the one that was saved."""
+"""Errors for damaged checkpoints, and their remedies."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 loop            the program: forward, backward, update, record, validate, save, stop
 open_run        setup before step 1, and every refusal possible before it
-rank_zero       what rank 0 does for all ranks: it locks the run, reads, and writes
+rank_zero       collectives in which rank 0 acts for all: locking the run, reading, writing
 run_files       files and lines that describe a run at its start and end
 earlier         what the files of a run say of its training so far
 phase_engine    the live engine, and its successor where a run begins to train other weights

@@ -1,4 +1,4 @@
-"""What rank 0 does for all ranks, while the others wait: it locks the run, reads, and writes."""
+"""Collectives in which rank 0 acts and the others wait: locking the run, reading, writing."""
 
 from __future__ import annotations
 

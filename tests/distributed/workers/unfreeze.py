@@ -31,7 +31,7 @@ from tests.distributed.plain_training import plain_optimizer, plain_step
 from tests.distributed.workers.runs import curves, next_step, of_all_ranks
 
 DECAY_STEPS, DECAYED_UNTIL = 4, 6
-"""Of the schedule whose rows come to rest before they freeze, after 0.6 of 10 steps."""
+"""Length and last step of the decay in the schedule that has one, {at: 0.6} of 10 steps."""
 TAGS = ("loss/train", "optim/grad_norm", "optim/lr", "memory/trainable_parameters")
 
 
