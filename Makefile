@@ -56,12 +56,13 @@ results-figures: $(VENV)/installed ## the drawings of docs/figures, and a check 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 # What is in which, and how long each takes: tests/README.md. TEST_JOBS processes, because many tests wait for others;
-# TEST_JOBS=0 runs all tests in one. test-fast does not even import what starts processes.
+# TEST_JOBS=0 runs all tests in one. test-fast does not even import what it runs no test of.
 TEST_JOBS ?= 5
 # Where the environment forbids it, every process would compile this program anew, and pytest rewrite all tests.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := -m pytest --no-loadscope-reorder
-TEST_FAST := -m "not distributed and not slurm and not gpu and not slow and not full" $(foreach folder,distributed slurm,--ignore=tests/$(folder))
+MARKED_WHOLE = $(shell grep -rlE --exclude-dir=distributed '^pytestmark = .*(distributed|slow)' tests)
+TEST_FAST = -m "not distributed and not slurm and not gpu and not slow and not full" $(addprefix --ignore=,tests/distributed tests/slurm $(MARKED_WHOLE))
 test: $(VENV)/installed ## the suite but for slow and full tests, on real processes, drills on a private Slurm included
 	$(RUN) $(PYTEST) -n $(TEST_JOBS) -m "not slow and not full"
 

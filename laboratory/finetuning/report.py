@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-from pydantic import FiniteFloat
+from pydantic import FiniteFloat, TypeAdapter
 from typing_extensions import TypedDict
 
 from data_pipeline.io.forms import Count
@@ -45,6 +45,9 @@ class Result(TypedDict):
     frozen_parameters: Count
     parameters: Count
     seconds: FiniteFloat
+
+
+RESULT = TypeAdapter(Result)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import TypeAdapter
 from transformers import (
     DataCollatorWithPadding,
     PrinterCallback,
@@ -40,7 +39,7 @@ import pretrain
 from laboratory.finetuning.glue_data import TRAIN, Task, measure
 from laboratory.finetuning.models import Pretrained, load_classifier, load_tokenizer
 from laboratory.finetuning.query_key import Rows, all_rows, freeze, query_key, replace_rows
-from laboratory.finetuning.report import Result, Trial
+from laboratory.finetuning.report import RESULT, Result, Trial
 from laboratory.reporting.progress import WorkDisplay
 from laboratory.study.cache import content_digest, read_or_make
 from pretrain.errors import UserError
@@ -53,7 +52,6 @@ WARMUP = 0.1
 """The part of all steps in which the learning rate rises."""
 TRAINED = "trained"
 """Name of the arm that the others of `reservoir` are compared with."""
-RESULT = TypeAdapter(Result)
 
 
 @dataclass(frozen=True)

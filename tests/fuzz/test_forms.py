@@ -32,7 +32,8 @@ from data_pipeline.tokenizing.rejects import Limits, RejectWatch, notes
 from data_pipeline.tokenizing.run import Run, finish
 from data_pipeline.tokenizing.unit_files import unit_groups
 from data_pipeline.tokenizing.work_unit import has_data, read_record
-from laboratory.finetuning import models, training
+from laboratory.finetuning import models
+from laboratory.finetuning.report import RESULT, Result
 from laboratory.replay import prepare
 from laboratory.study.cache import read_or_make, read_result
 from laboratory.study.seal import read_seals, write_seal
@@ -219,15 +220,15 @@ def of_results(root: Path) -> Iterator[tuple[str, Form]]:
 
     yield "export", Form(export, model)
     trial = root / "glue.json"
-    read_or_make(trial, {"seed": 1}, training.RESULT, lambda: TRIAL)
+    read_or_make(trial, {"seed": 1}, RESULT, lambda: TRIAL)
     yield "glue", Form(trial, lambda: kept(trial)["metrics"])
     answer = root / "answer.json"
     write_json(answer, ANSWER)
     yield "answer", Form(answer, lambda: facts.read_form(answer, prepare._ANSWER))
 
 
-def kept(path: Path) -> training.Result:
-    result = read_result(path, {"seed": 1}, training.RESULT)
+def kept(path: Path) -> Result:
+    result = read_result(path, {"seed": 1}, RESULT)
     if result is None:
         raise UserError("it is made again")
     return result
