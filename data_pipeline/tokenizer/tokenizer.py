@@ -72,7 +72,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def __init__(self, path: Path) -> None:
         self._processor = load_tokenizer(path)
-        proto = read_model(path)
+        proto = _parsed(self._processor.serialized_model_proto())
         self._keeps_text = not changes_text(proto)
         self.label = f"sentencepiece {sentencepiece.__version__}"
         self.lossless = self._keeps_text and proto.trainer_spec.byte_fallback
@@ -152,8 +152,12 @@ def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
 
 def read_model(path: Path) -> Any:
     """Read the protocol buffer of a model file that `load_tokenizer` accepts."""
+    return _parsed(read_regular(path))
+
+
+def _parsed(model: bytes) -> Any:
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
-    proto.ParseFromString(read_regular(path))
+    proto.ParseFromString(model)
     return proto
 
 
@@ -180,7 +184,7 @@ def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> Toke
     if path.suffix == ".json":
         return _identify_huggingface(path, eod_token)
     processor = load_tokenizer(path)
-    proto = read_model(path)
+    proto = _parsed(processor.serialized_model_proto())
     if changes_text(proto) and not allow_lossy:
         raise DataError(
             f"tokenizer {path} changes the text (normalisation {proto.normalizer_spec.name!r}); "
