@@ -31,8 +31,8 @@ class WandbRun:
             metrics.jsonl.
 
     Raises:
-        UserError: wandb cannot start a new run. A run that continues writes files instead, since
-            nobody may be there to answer.
+        UserError: wandb cannot start a new run. A run that continues writes files instead, or
+            nothing, since nobody may be there to answer.
     """
 
     def __init__(
@@ -63,19 +63,21 @@ class WandbRun:
         )
         try:
             self._run = start()
-        except wandb.Error as error:
+        except Exception as error:  # wandb.Error, and others where its service has gone
             reason = " ".join(str(error).split()).rstrip(".")
             if resume_step == 0:
                 raise UserError(
                     f"telemetry.wandb: {reason}; run `wandb login` once, set WANDB_MODE=offline, "
                     "or set telemetry.wandb=false"
                 ) from error
-            say(
-                f"telemetry: wandb does not continue the run ({reason}); its numbers go to files "
-                f"now, and `wandb sync {run_path}/wandb/offline-run-*` sends them later"
-            )
-            wandb.teardown()  # it would take the files for those of the run that did not start
-            self._run = start(mode="offline")
+            said = f"telemetry: wandb does not continue the run ({reason}); its numbers "
+            try:
+                wandb.teardown()  # it would take the files for those of the run that did not start
+                self._run = start(mode="offline")
+            except Exception:
+                say(f"{said}are in metrics.jsonl alone")
+            else:
+                say(f"{said}go to files; `wandb sync {run_path}/wandb/offline-run-*` sends them")
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Send all scalars of a step.

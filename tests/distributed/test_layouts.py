@@ -72,8 +72,12 @@ class Link(NamedTuple):
 
 
 class Trained:
-    def __init__(self, shards: Path, runs: Path) -> None:
+    """What chains did (`links`), and the losses of the same runs on one rank (`whole`)."""
+
+    def __init__(self, shards: Path, runs: Path, *batches: Sequence[Chain]) -> None:
         self.shards, self.runs = shards, runs
+        self.links = OnDemand(self.train, *batches)
+        self.whole = OnDemand(self.uninterrupted, *batches)
 
     def overrides(self, chain: Chain, layout: Layout, name: str) -> list[str]:
         precision, _, special = chain.precision.partition(" ")
@@ -155,17 +159,7 @@ class OnDemand(dict[Chain, Answer]):
 
 @pytest.fixture(scope="module")
 def trained(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(tiny_shards, tmp_path_factory.mktemp("layouts"))
-
-
-@pytest.fixture(scope="module")
-def links(trained: Trained) -> dict[Chain, list[Link]]:
-    return OnDemand(trained.train, QUICK, SLOW)
-
-
-@pytest.fixture(scope="module")
-def whole(trained: Trained) -> dict[Chain, list[float]]:
-    return OnDemand(trained.uninterrupted, QUICK, SLOW)
+    return Trained(tiny_shards, tmp_path_factory.mktemp("layouts"), QUICK, SLOW)
 
 
 def with_slow(quick: Sequence[Chain], slow: Sequence[Chain]) -> pytest.MarkDecorator:
@@ -205,8 +199,8 @@ def test_the_chains_try_every_pair() -> None:
 
 
 @every_chain
-def test_what_is_loaded_is_what_was_saved(chain: Chain, links: dict[Chain, list[Link]]) -> None:
-    for prior, after in zip(links[chain], links[chain][1:], strict=False):
+def test_what_is_loaded_is_what_was_saved(chain: Chain, trained: Trained) -> None:
+    for prior, after in zip(trained.links[chain], trained.links[chain][1:], strict=False):
         assert after.loaded is not None
         saved = checkpoint_tensors(prior.checkpoint)
         loaded = checkpoint_tensors(after.loaded)
@@ -224,18 +218,17 @@ def test_what_is_loaded_is_what_was_saved(chain: Chain, links: dict[Chain, list[
 
 
 @every_chain
-def test_losses_are_those_of_the_uninterrupted_run(
-    chain: Chain, links: dict[Chain, list[Link]], whole: dict[Chain, list[float]]
-) -> None:
-    losses = links[chain][-1].answer["loss"]
-    assert [link.answer["state"] for link in links[chain]] == ["stopped", "stopped", "finished"]
+def test_losses_are_those_of_the_uninterrupted_run(chain: Chain, trained: Trained) -> None:
+    answers = [link.answer for link in trained.links[chain]]
+    assert [answer["state"] for answer in answers] == ["stopped", "stopped", "finished"]
+    losses = answers[-1]["loss"]
     assert len(losses) == STEPS
-    assert losses == pytest.approx(whole[chain], rel=TOLERANCE[chain.precision])
+    assert losses == pytest.approx(trained.whole[chain], rel=TOLERANCE[chain.precision])
 
 
 @every_chain
-def test_the_history_tells_of_the_layouts(chain: Chain, links: dict[Chain, list[Link]]) -> None:
-    run = links[chain][0].checkpoint.parents[1]
+def test_the_history_tells_of_the_layouts(chain: Chain, trained: Trained) -> None:
+    run = trained.links[chain][0].checkpoint.parents[1]
     segments = json.loads((run / "environment.json").read_text())["segments"]
     assert [segment["first_step"] for segment in segments] == [1, 1 + LINKS[0], 1 + sum(LINKS[:2])]
     for segment, layout in zip(segments, chain.layouts, strict=True):
@@ -254,9 +247,8 @@ def test_more_chains_on_up_to_16_ranks(number: int, trained: Trained) -> None:
     # Planning takes a second.
     large = chains([*product(DESIGNS, ("fp32", "bf16"))] * 3, layouts(16), len(LINKS))
     some = large[number::6]
-    by_chain = trained.train(some)
-    losses = trained.uninterrupted(some)
+    more = Trained(trained.shards, trained.runs, some)
     for chain in some:
-        test_what_is_loaded_is_what_was_saved(chain, by_chain)
-        test_losses_are_those_of_the_uninterrupted_run(chain, by_chain, losses)
-        shutil.rmtree(trained.runs / str(chain))
+        test_what_is_loaded_is_what_was_saved(chain, more)
+        test_losses_are_those_of_the_uninterrupted_run(chain, more)
+        shutil.rmtree(more.runs / str(chain))

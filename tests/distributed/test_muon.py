@@ -14,7 +14,7 @@ from pretrain.config.load import load_config
 from tests.command_line import assert_resumed_exactly
 from tests.distributed import test_layouts
 from tests.distributed.layouts import Chain, chains, layouts
-from tests.distributed.test_layouts import Link, OnDemand, Trained, with_slow
+from tests.distributed.test_layouts import Trained, with_slow
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -72,17 +72,7 @@ def test_an_update_is_that_of_torch(
 
 @pytest.fixture(scope="module")
 def trained(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(tiny_shards, tmp_path_factory.mktemp("muon"))
-
-
-@pytest.fixture(scope="module")
-def links(trained: Trained) -> dict[Chain, list[Link]]:
-    return OnDemand(trained.train, QUICK, SLOW)
-
-
-@pytest.fixture(scope="module")
-def whole(trained: Trained) -> dict[Chain, list[float]]:
-    return OnDemand(trained.uninterrupted, QUICK, SLOW)
+    return Trained(tiny_shards, tmp_path_factory.mktemp("muon"), QUICK, SLOW)
 
 
 every_chain = with_slow(QUICK, SLOW)
@@ -97,15 +87,14 @@ def test_the_chains_try_both_stages_and_every_size() -> None:
 
 
 @every_chain
-def test_momentum_goes_on_at_another_layout(chain: Chain, links: dict[Chain, list[Link]]) -> None:
-    test_layouts.test_what_is_loaded_is_what_was_saved(chain, links)
+def test_momentum_goes_on_at_another_layout(chain: Chain, trained: Trained) -> None:
+    test_layouts.test_what_is_loaded_is_what_was_saved(chain, trained)
 
 
 @every_chain
-def test_the_audit_proves_that_matrices_were_orthogonalised(
-    chain: Chain, trained: Trained, links: dict[Chain, list[Link]]
-) -> None:
-    audit = json.loads((trained.runs / str(chain) / "audit.json").read_text())
+def test_the_audit_proves_that_matrices_were_orthogonalised(chain: Chain, trained: Trained) -> None:
+    run = trained.links[chain][-1].checkpoint.parents[1]
+    audit = json.loads((run / "audit.json").read_text())
     config = load_config("demo", trained.overrides(chain, chain.layouts[-1], str(chain)))
     inventory = {tensor.name: tensor for tensor in config.inventories[-1] if tensor.trains}
     taken = {name for name, tensor in inventory.items() if has_matrices(tensor)}
@@ -125,13 +114,11 @@ def test_the_audit_proves_that_matrices_were_orthogonalised(
         assert 0.6 < update["update_norm"][name] / orthonormal**0.5 < 1.2, name
 
 
-def test_the_formulas_of_compare_are_what_the_audit_found(
-    trained: Trained, links: dict[Chain, list[Link]]
-) -> None:
+def test_the_formulas_of_compare_are_what_the_audit_found(trained: Trained) -> None:
     unpadded = [chain for chain in QUICK if chain.layouts[-1].zero_stage == 0]
     assert unpadded
     for chain in unpadded:
-        assert links[chain]
+        assert trained.links[chain]
         run = read_finished_run(trained.runs / str(chain))
         expected = expected_cost(run)
         assert expected is not None
@@ -140,10 +127,8 @@ def test_the_formulas_of_compare_are_what_the_audit_found(
 
 
 @every_chain
-def test_the_curve_is_that_of_one_rank(
-    chain: Chain, links: dict[Chain, list[Link]], whole: dict[Chain, list[float]]
-) -> None:
-    test_layouts.test_losses_are_those_of_the_uninterrupted_run(chain, links, whole)
+def test_the_curve_is_that_of_one_rank(chain: Chain, trained: Trained) -> None:
+    test_layouts.test_losses_are_those_of_the_uninterrupted_run(chain, trained)
 
 
 @pytest.mark.slow

@@ -88,6 +88,23 @@ def test_a_server_that_is_away_stops_a_new_run_and_no_resume(
 
 
 @needs_wandb
+def test_a_service_of_wandb_that_has_gone_stops_a_new_run_and_no_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a job has it whose submission came from a program that used wandb."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SERVICE", f"3-99999-unix-{tmp_path}/gone")
+    with pytest.raises(UserError, match=r"telemetry\.wandb: .*/gone; run .*telemetry\.wandb=false"):
+        open_telemetry(tmp_path / "new", wandb=True)
+    recorded(tmp_path / "run", make_record(1))
+    output = io.StringIO()
+    console = Console(file=output, width=1000)
+    recorded(tmp_path / "run", make_record(2), wandb=True, resume_step=1, console=console)
+    assert "/gone); its numbers are in metrics.jsonl alone" in output.getvalue()
+    assert [record["step"] for record in read_strictly(tmp_path / "run")] == [1, 2]
+
+
+@needs_wandb
 def test_a_run_that_an_error_ends_is_not_shown_as_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
