@@ -70,14 +70,14 @@ class WandbRun:
                     f"telemetry.wandb: {reason}; run `wandb login` once, set WANDB_MODE=offline, "
                     "or set telemetry.wandb=false"
                 ) from error
-            said = f"telemetry: wandb does not continue the run ({reason}); its numbers "
+            gone = f"telemetry: wandb does not continue the run ({reason})"
             try:
                 wandb.teardown()  # it would take the files for those of the run that did not start
                 self._run = start(mode="offline")
             except Exception:
-                say(f"{said}are in metrics.jsonl alone")
+                say(f"{gone}; its numbers are in metrics.jsonl alone")
             else:
-                say(f"{said}go to files; `wandb sync {run_path}/wandb/offline-run-*` sends them")
+                say(f"{gone}; `wandb sync {run_path}/wandb/offline-run-*` sends its numbers later")
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Send all scalars of a step.

@@ -72,7 +72,12 @@ class Link(NamedTuple):
 
 
 class Trained:
-    """What chains did (`links`), and the losses of the same runs on one rank (`whole`)."""
+    """Chains that are trained when one of their batch is asked for.
+
+    Attributes:
+        links: {chain: its links}.
+        whole: {chain: losses of the same run on one rank}.
+    """
 
     def __init__(self, shards: Path, runs: Path, *batches: Sequence[Chain]) -> None:
         self.shards, self.runs = shards, runs

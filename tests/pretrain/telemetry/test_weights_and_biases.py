@@ -78,11 +78,7 @@ def test_a_server_that_is_away_stops_a_new_run_and_no_resume(
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "10")
     with pytest.raises(UserError, match=r"telemetry\.wandb: .*set WANDB_MODE=offline"):
         open_telemetry(tmp_path / "new", wandb=True)
-    recorded(tmp_path / "run", make_record(1))
-    output = io.StringIO()
-    console = Console(file=output, width=1000)
-    recorded(tmp_path / "run", make_record(2), wandb=True, resume_step=1, console=console)
-    assert "telemetry: wandb does not continue the run (" in output.getvalue()
+    assert "telemetry: wandb does not continue the run (" in resumed(tmp_path / "run")
     (path,) = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
     assert [history["_step"] for history in histories(path)] == [2]
 
@@ -96,11 +92,8 @@ def test_a_service_of_wandb_that_has_gone_stops_a_new_run_and_no_resume(
     monkeypatch.setenv("WANDB_SERVICE", f"3-99999-unix-{tmp_path}/gone")
     with pytest.raises(UserError, match=r"telemetry\.wandb: .*/gone; run .*telemetry\.wandb=false"):
         open_telemetry(tmp_path / "new", wandb=True)
-    recorded(tmp_path / "run", make_record(1))
-    output = io.StringIO()
-    console = Console(file=output, width=1000)
-    recorded(tmp_path / "run", make_record(2), wandb=True, resume_step=1, console=console)
-    assert "/gone); its numbers are in metrics.jsonl alone" in output.getvalue()
+    said = resumed(tmp_path / "run")
+    assert "/gone); its numbers are in metrics.jsonl alone" in said
     assert [record["step"] for record in read_strictly(tmp_path / "run")] == [1, 2]
 
 
@@ -114,6 +107,15 @@ def test_a_run_that_an_error_ends_is_not_shown_as_finished(
     telemetry.close(failed=True)
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     assert exit_code(path) == 1
+
+
+def resumed(run: Path) -> str:
+    """The console of a run that had one step without wandb, and continues with it."""
+    recorded(run, make_record(1))
+    output = io.StringIO()
+    console = Console(file=output, width=1000)
+    recorded(run, make_record(2), wandb=True, resume_step=1, console=console)
+    return output.getvalue()
 
 
 def exit_code(path: Path) -> int:
