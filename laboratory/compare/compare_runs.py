@@ -27,7 +27,7 @@ from laboratory.study.gaps import NATS, PairedGap, adjusted, paired_gap
 from laboratory.study.seal import read_seals
 from laboratory.study.sealed import arm_of
 from laboratory.study.seeds import Group, Groups, group_runs, named_apart, refuse_twice
-from laboratory.study.verdict import GapOf, Runs, gap_at_end, verdicts
+from laboratory.study.verdict import GapOf, Runs, about, gap_at_end, verdicts
 from pretrain.reporting.text import perplexity, spread
 
 
@@ -252,6 +252,8 @@ def _seal_sentences(
     read = read_seals(run.path.resolve().parent for run in runs)
     sentences = [verdicts(seal, runs, gap_of, asked, together=read.seals) for seal in read.seals]
     said = [sentence for sentence in sentences if sentence]
+    if not said and read.seals:
+        said = [f"Not judged: {'; '.join(map(about, read.seals))}."]
     if not said and claims:
         said = ["Not sealed: no hypothesis lies beside these runs from before the first of them."]
     return [*said, *read.problems]

@@ -92,6 +92,10 @@ class Curve:
         """Return whether `loss` lies between the losses of the points themselves."""
         return bool(self.losses[1:-1].min() <= loss <= self.losses[1:-1].max())
 
+    def reaches(self, tokens: float) -> bool:
+        """Return whether `tokens` lie between the tokens of the points themselves."""
+        return bool(self.doublings[1] <= math.log2(tokens) <= self.doublings[-2])
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -121,6 +125,7 @@ class EqualCompute:
         learned: nats per token that context has taught the baseline, unigram loss - its loss.
         curve: Origin of the learning curves: LENGTHS, BASELINE_LENGTHS or VALIDATIONS.
         beyond: Number of seeds whose target loss lies past the end of the learning curve.
+        gap_beyond: Number of seeds whose equal compute lies past the end of the baseline's curve.
         token_ratio: Tokens to the baseline's loss over the baseline's tokens.
         effective_compute: Compute to the baseline's loss over the baseline's compute.
         gap: The gap at equal compute.
@@ -132,6 +137,7 @@ class EqualCompute:
     learned: float | None = None
     curve: str | None = None
     beyond: int = 0
+    gap_beyond: int = 0
     token_ratio: Ratio | None = None
     effective_compute: Ratio | None = None
     gap: PairedGap | None = None
@@ -181,7 +187,8 @@ def equal_compute(
         ends, base_ends = (
             {seed: _end(runs[seed]) for seed in seeds} for runs in (variant_runs, base)
         )
-        compute = replace(compute, gap=paired_gap(baseline.name, ends, base_ends, NATS))
+        gap = paired_gap(baseline.name, ends, base_ends, NATS)
+        compute = replace(compute, gap=gap, gap_beyond=0)
     if match != "tokens" and seeds and compute.gap is None:
         missing = (
             "its learning curve has one point" if costs else "the formulas do not know its FLOPs"
@@ -237,6 +244,9 @@ def price(
         cost=cost.mean if cost else None,
         curve=curve,
         beyond=sum(not variant[seed].covers(targets[seed]) for seed in variant),
+        gap_beyond=sum(
+            not base[seed].reaches(cost * tokens[seed][0]) for seed, cost in costs.items()
+        ),
         token_ratio=Ratio.of(ratios),
         effective_compute=Ratio.of(effective),
         gap=paired_gap(baseline, ends, same, NATS),

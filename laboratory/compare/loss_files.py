@@ -35,6 +35,8 @@ HELD_OUT = frozenset(
     for of in ("loss", "bpb")
 ) | {"lossvalidation", "lossvalid", "lossval", "losseval", "bpb", "bitsperbyte"}
 """Names of losses of held-out text, without what is between their words."""
+_NOT_LOSSES = re.compile("perplexity|ppl|accuracy|acc$")
+"""What names of perplexities and accuracies have, without what is between their words."""
 STEPS = frozenset(
     {"step", "steps", "globalstep", "trainerglobalstep", "iteration", "iter", "epoch", "tokens"}
 )
@@ -270,6 +272,11 @@ def _metric(keys: Sequence[str], requested: str | None, path: Path, *, table: bo
         candidates = [key for key in keys if _plain(key) in HELD_OUT]
         if table and not candidates:
             candidates = [key for key in keys if _plain(key) == "loss"]
+    if candidates and _NOT_LOSSES.search(_plain(candidates[0])):
+        raise UserError(
+            f"{path}: {candidates[0]} is no loss by its name; give losses in nats per token, which "
+            "are logarithms of perplexities, or in bits per byte"
+        )
     if len(candidates) == 1:
         return candidates[0]
     asked = f"'{requested}'" if requested else "column 'loss'" if table else "loss of held-out text"

@@ -107,7 +107,8 @@ def _at_equal_flops(comparison: Comparison, variant: Variant) -> list[str]:
     compute = variant.compute
     if compute is None or compute.gap is None or comparison.match != "tokens":
         return []
-    return [f"at equal FLOPs {_size(compute.gap)}{_BY.get(compute.curve or '', '')}"]
+    past = " (past the end of the baseline's curve)" if compute.gap_beyond else ""
+    return [f"at equal FLOPs {_size(compute.gap)}{past}{_BY.get(compute.curve or '', '')}"]
 
 
 def _size(gap: PairedGap) -> str:

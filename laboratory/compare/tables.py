@@ -95,8 +95,8 @@ def compute_table(comparison: Comparison) -> Table:
         _of_compute(f"{unit} a token", lambda of: percent(of.cost)),
         _of_compute("tokens to the baseline's loss", lambda of: _times(of.token_ratio, of)),
         _of_compute("effective compute", lambda of: _times(of.effective_compute, of)),
-        _of_compute(f"gap at equal {unit}", lambda of: gap_text(of.gap)),
-        _of_compute("break-even gap", lambda of: signed(of.break_even)),
+        _of_compute(f"gap at equal {unit}", lambda of: gap_text(of.gap) + _star(of.gap_beyond)),
+        _of_compute("break-even gap", lambda of: signed(of.break_even) + _star(of.gap_beyond)),
     ]
     return table_of(comparison.others, columns)
 
@@ -111,7 +111,11 @@ def _times(ratio: Ratio | None, compute: EqualCompute) -> str:
     if ratio is not None:
         ends = "" if ratio.low is None else f" [{number(ratio.low, 2)}, {number(ratio.high, 2)}]"
         text = f"× {number(ratio.mean, 2)}{ends}"
-    return text + ("*" if compute.beyond else "")
+    return text + _star(compute.beyond)
+
+
+def _star(beyond: int) -> str:
+    return "*" if beyond else ""
 
 
 def source_gap_table(comparison: Comparison) -> Table:

@@ -234,15 +234,24 @@ def _gaps(comparisons: Sequence[Comparison], baseline: str) -> Table:
     )
 
 
+def _errors_of_accuracy(trials: Sequence[Trial]) -> list[str]:
+    """Return a clause on each task's standard error over the choice of its items."""
+    by_task: dict[str, list[float]] = {}
+    items = {trial.task: trial.result["items"] for trial in trials}
+    for trial in trials:
+        if (accuracy := trial.result["metrics"].get("accuracy")) is not None:
+            by_task.setdefault(trial.task, []).append(accuracy)
+    means = {task: statistics.fmean(accuracies) for task, accuracies in by_task.items()}
+    errors = {task: 100 * (p * (1 - p) / items[task]) ** 0.5 for task, p in means.items()}
+    return [f"{number(error, 2)} points on {task}" for task, error in errors.items()]
+
+
 def _notes(trials: Sequence[Trial], comparisons: Sequence[Comparison]) -> list[str]:
     notes = ["± is the standard deviation over fine-tunings"]
-    metrics = [trial.result["metrics"] for trial in trials]
-    if accuracies := [values["accuracy"] for values in metrics if "accuracy" in values]:
-        p = statistics.fmean(accuracies)
-        error = 100 * (p * (1 - p) / trials[0].result["items"]) ** 0.5
+    if errors := _errors_of_accuracy(trials):
         notes.append(
             "over the choice of items the standard error of one model's accuracy, √(p (1 − p) / n),"
-            f" is {number(error, 2)} points: a smaller gap says little about other items"
+            f" is {', '.join(errors)}: a smaller gap says little about other items"
         )
     if "fine-tuning" in {comparison.pair for comparison in comparisons}:
         notes.append(

@@ -83,7 +83,7 @@ class PairedGap:
         t_p: Two-sided p value of the t-test.
         t_p_holm: P value adjusted over all comparisons of the report.
         wilcoxon: Statistic of the signed-rank test.
-        wilcoxon_p: Two-sided p value of the signed-rank test, exact.
+        wilcoxon_p: Two-sided p value of the signed-rank test: exact to 50 pairs, 13 with ties.
         wilcoxon_p_holm: P value adjusted over all comparisons of the report.
     """
 
@@ -273,8 +273,16 @@ def paired_gaps(
         scale: Unit of the values.
 
     Raises:
-        UserError: the baseline is unknown, or a model has no seed in common with it.
+        UserError: the baseline is unknown, a model has no seed in common with it, or a value is
+            not finite.
     """
+    for name, by_seed in values.items():
+        for seed, value in by_seed.items():
+            if not math.isfinite(value):
+                raise UserError(
+                    f"'{name}' has {value} at seed {seed}, which is not a finite number; leave "
+                    "the seed out of all models, or the model out"
+                )
     if baseline not in values:
         raise UserError(
             f"there is no model '{baseline}' to compare with; there are {', '.join(values)}"

@@ -60,6 +60,11 @@ class Measure(BaseModel):
     subjects: list[Text]
     rule: dict[Text, Text | int | float]
 
+    @property
+    def reads_curves(self) -> bool:
+        """Return whether a gap is read off curves through the runs of several lengths."""
+        return self.match in ("flops", "seconds") and "tokens" in self.subjects
+
     def __str__(self) -> str:
         end = "at the end of the runs" if self.match == "steps" else f"at equal {self.match}"
         subjects = f" with --subject {' and '.join(self.subjects)}" if self.subjects else ""

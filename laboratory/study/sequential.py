@@ -32,6 +32,8 @@ YES, NO = 0.05, 0.025
 """Levels of each bound from which the answers are read."""
 KAPPA = {YES: 0.146, NO: 0.063}
 """A little below 0.1521 and 0.0662: 4,000,000 simulated sequences, less three standard errors."""
+EQUAL = 1e-9
+"""Nats per token by which equal differences differ at most: what rounding leaves of them."""
 POWER = 0.95
 STOPPING_RULE = (
     f"judged after every pair of runs from {FIRST} to {LAST} by p_n ≤ κ / n^{EXPONENT}, stopped at "
@@ -78,6 +80,15 @@ def bounds(differences: Sequence[float], level: float) -> tuple[float, float]:
     return mean - distance, mean + distance
 
 
+def _bounds(
+    differences: Sequence[float], level: float, hypothesis: Hypothesis
+) -> tuple[float, float]:
+    """Return the bounds, infinite where equal differences leave no spread to test against."""
+    if hypothesis.question != "within" and len(differences) and np.ptp(differences) < EQUAL:
+        return -math.inf, math.inf
+    return bounds(differences, level)
+
+
 def decide(differences: Sequence[float], hypothesis: Hypothesis) -> Decision:
     """Return the first answer of the differences, in the order of their seeds.
 
@@ -90,9 +101,10 @@ def decide(differences: Sequence[float], hypothesis: Hypothesis) -> Decision:
     # Pair by pair, as the trial was: later pairs must not revoke its first answer.
     while answer is None and n < len(differences):
         n += 1
-        answer = hypothesis.answer(bounds(differences[:n], YES), bounds(differences[:n], NO))
+        by_level = (_bounds(differences[:n], level, hypothesis) for level in (YES, NO))
+        answer = hypothesis.answer(*by_level)
     used = differences[:n]
-    low, high = bounds(used, YES)
+    low, high = _bounds(used, YES, hypothesis)
     return Decision(
         answer=answer,
         n=n,
@@ -134,7 +146,8 @@ def look_table(
     rows = []
     for n, (seed, pair) in enumerate(zip(seeds, losses, strict=True), start=1):
         shown = (number(scale.factor * loss, scale.digits) for loss in pair)
-        ends = (NOTHING if n < FIRST else scale.signed(end) for end in bounds(differences[:n], YES))
+        bounds_after = _bounds(differences[:n], YES, claim)
+        ends = (NOTHING if n < FIRST else scale.signed(end) for end in bounds_after)
         rows.append((str(n), str(seed), *shown, scale.signed(differences[n - 1]), *ends))
     header = ("pair", "seed", claim.baseline, claim.design, "difference", "gap from", "to")
     return Table(header, rows, text_columns=())

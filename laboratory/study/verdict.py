@@ -77,6 +77,12 @@ def gap_at_end(design: Runs, baseline: Runs, _: object = None) -> PairedGap | No
     )
 
 
+def about(seal: Seal) -> str:
+    """Return a clause on what a seal is about."""
+    claims = ", ".join(f"'{claim}'" for claim in seal.sealed.hypotheses)
+    return f"the seal {seal.path.stem} is of {claims}, whose runs are not all here"
+
+
 def verdicts(
     seal: Seal,
     runs: Sequence[FinishedRun],
@@ -124,6 +130,8 @@ def verdicts(
     for claim in claims:
         outcome, seeds = outcomes[claim]
         counted = [(name, seed) for name in (claim.design, claim.baseline) for seed in seeds]
+        if seal.sealed.measure.reads_curves:
+            counted = [*changes]
         unsealed = seeds and (of_all or any(changes.get(run) for run in counted))
         note = ", unsealed because of what has changed" if unsealed else ""
         sentences.append(f"Hypothesis '{claim}'{note}: {outcome}.")
@@ -190,6 +198,13 @@ def _outcomes(
     """
     sealed = seal.sealed
     every = [run for of_design in by_design.values() for run in of_design.values()]
+    lacking = len(sealed.runs) - sum(run.result.validation_loss is not None for run in every)
+    if lacking and sealed.measure.reads_curves:
+        why = (
+            f"not judged, {lacking} of the {len(sealed.runs)} sealed runs, whose losses make the "
+            "learning curves, are not among these, or have no finite loss"
+        )
+        return dict.fromkeys(sealed.hypotheses, (why, ()))
     gaps: dict[Hypothesis, PairedGap | None] = {}
     outcomes: dict[Hypothesis, tuple[str, Sequence[int]]] = {}
     rule = _rule(seal)

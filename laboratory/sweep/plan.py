@@ -162,7 +162,7 @@ def seal_plan(
         "stopping_rule": stopping_rule,
         "fixed_n": seeds is None,
         "grid": {
-            "file": str(grid.path),
+            "file": str(grid.path.resolve()),
             "sha256": sha256_file(grid.path),
             "base": base,
             "set": [*overrides],

@@ -86,11 +86,13 @@ def sweep(
     ] = None,
     match: Annotated[
         Match,
-        typer.Option(help="Judge what is sealed at equal tokens, executed FLOPs, or seconds."),
+        typer.Option(
+            help="Judge what is sealed, and compare, at equal tokens, executed FLOPs, or seconds."
+        ),
     ] = "tokens",
     subject: Annotated[
         list[str] | None,
-        typer.Option(help="A setting that you vary on purpose, for --seal, as in `compare`."),
+        typer.Option(help="A setting that you vary on purpose, as in `compare`."),
     ] = None,
     dry_run: Annotated[
         bool,
@@ -126,9 +128,10 @@ def sweep(
     share = _share(task, num_tasks)
     override_pairs = parse_overrides(overrides or [])
     hypotheses = [Hypothesis.parse(text) for text in seal or ()]
-    if not hypotheses and (subject or match != "tokens"):
+    if not (hypotheses or compare) and (subject or match != "tokens"):
         raise UserError(
-            "--match and --subject are sealed with a hypothesis; add --seal, or leave out"
+            "--match and --subject are of what is sealed or compared; add --seal or --compare, or "
+            "leave them out"
         )
     if hypotheses and (only or share != slice(None)):
         raise UserError(
@@ -177,17 +180,25 @@ def sweep(
     outcomes = run_sweep(runs, jobs, local_ranks, signals=signals, report=Progress(runs, jobs))
     _print_outcomes(outcomes)
     code = _conclusion(outcomes, signals.received)
-    raise typer.Exit(_compare(runs) if compare and code == 0 else code)
+    if compare and code == 0:
+        code = _compare(runs, match, subject or ())
+    raise typer.Exit(code)
 
 
-def _compare(runs: Sequence[PlannedRun]) -> int:
+def _compare(runs: Sequence[PlannedRun], match: Match, subjects: Sequence[str]) -> int:
     """Compare runs by the verb, the first run's variant being the baseline; return its exit code.
 
-    The report is in `comparison` in the directory of the runs.
+    The report is in `comparison` in the directory of the runs. Runs of one `schedule.flops` whose
+    tokens differ are compared at equal FLOPs.
     """
+    tokens = {run.config.tokens_per_step * run.config.total_steps for run in runs}
+    flops = {run.config.schedule.flops for run in runs}
+    if match == "tokens" and len(tokens) > 1 and len(flops) == 1 and None not in flops:
+        match = "flops"
     out = runs[0].path.parent / "comparison"
     paths = [str(run.path) for run in runs]
-    asked = [f"--baseline={runs[0].name}", f"--out={out}"]
+    asked = [f"--baseline={runs[0].name}", f"--out={out}", f"--match={match}"]
+    asked += [f"--subject={subject}" for subject in subjects]
     return subprocess.call([sys.executable, "-m", "pretrain", "compare", *paths, *asked])
 
 

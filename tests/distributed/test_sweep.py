@@ -21,6 +21,7 @@ from laboratory.sweep.grid import expand, read_grid
 from laboratory.sweep.plan import plan_sweep
 from tests.command_line import cli, files_under, held_before, logged_steps, wait_until
 from tests.fabricated_runs import write_planned_run
+from tests.fabricated_seals import finish, planned, runs_of, sealed
 from tests.ranks import ROOT, rank_environment, run_ranks, warm_cli
 from tests.tiny import tiny_grid
 
@@ -125,6 +126,23 @@ def test_one_command_goes_from_a_grid_of_two_arms_to_the_page(
     assert done.stdout.splitlines()[-1] == f"report: {page / 'report.html'}"
     variants = json.loads((page / "comparison.json").read_text())["variants"]
     assert len(variants) == 2 and variants[0]["gap"] is None
+
+
+def test_what_is_sealed_at_equal_flops_is_compared_there(tiny_shards: Path, tmp_path: Path) -> None:
+    """The runs are there, fabricated; their tokens differ."""
+    planned(tmp_path, tiny_shards)
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(grid.read_text().replace("schedule.steps: 6", "schedule.flops: 6000000000"))
+    runs = runs_of(read_grid(str(grid)))
+    assert len({run.config.total_steps for run in runs}) == 2
+    assert sealed(read_grid(str(grid)), runs, "orthogonal worse 1% than vanilla", match="flops")
+    finish(runs, tiny_shards, gap=0.03)
+    done = warm_cli(["sweep", str(grid), "--compare"])
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    report = (tmp_path / "runs/comparison/report.md").read_text()
+    assert "'orthogonal worse 1 % than vanilla': HIT." in report
+    refused = warm_cli(["sweep", str(grid), "--match", "flops"])
+    assert refused.returncode == 2 and "add --seal or --compare, or leave" in refused.stderr
 
 
 @pytest.mark.slow

@@ -173,6 +173,8 @@ def test_models_that_cannot_be_compared_are_refused() -> None:
         api.paired_gaps({"one": {1: 3.0}, "other": {2: 3.1}}, "vanilla")
     with pytest.raises(UserError, match="'other' and 'one' have no seed in common"):
         api.paired_gaps({"one": {1: 3.0}, "other": {2: 3.1}}, "one")
+    with pytest.raises(UserError, match="'other' has nan at seed 2, which is not a finite number"):
+        api.paired_gaps({"one": {2: 3.0}, "other": {2: float("nan")}}, "one")
 
 
 def test_losses_of_any_models_have_the_statistics_of_runs() -> None:

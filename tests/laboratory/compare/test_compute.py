@@ -128,7 +128,7 @@ def test_the_price_of_a_gap_read_off_the_runs_own_validations(tmp_path: Path) ->
     assert compute.token_ratio is not None and compute.effective_compute is not None
     cost = 7_995_392 / 8_257_536
     assert compute.cost == pytest.approx(cost)
-    assert (compute.curve, compute.beyond) == (VALIDATIONS, 3)
+    assert (compute.curve, compute.beyond, compute.gap_beyond) == (VALIDATIONS, 3, 0)
     assert compute.token_ratio.mean == pytest.approx(2 ** (0.1 / 0.4))
     assert compute.effective_compute.mean == pytest.approx(2 ** (0.1 / 0.4) * cost)
     even = -0.4 * math.log2(cost)
@@ -265,6 +265,14 @@ def test_bits_per_byte_where_the_runs_know_the_bytes(tmp_path: Path) -> None:
     report = shown(unknown)
     assert "No bits per byte: the runs' data.json does not have" in report
     assert "bits/byte" not in report
+
+
+def test_a_gap_past_the_end_of_the_baselines_curve_is_marked(tmp_path: Path) -> None:
+    comparison = compare_runs(pairs(tmp_path), "orthogonal")
+    (compute,) = prices(comparison, "vanilla")
+    assert compute.cost > 1 and compute.gap_beyond == 3
+    row = next(line for line in shown(comparison).splitlines() if "| × " in line)
+    assert [cell.endswith("*") for cell in row.strip("| ").split(" | ")[-2:]] == [True, True]
 
 
 def prices(comparison: Comparison, label: str) -> list[Any]:

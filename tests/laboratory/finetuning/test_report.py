@@ -82,6 +82,7 @@ def test_the_report_says_what_was_compared() -> None:
     ]
     text = page_text(report.document().page)
     assert "score ≥ 95 % of a's" in text and "a note" in text
+    assert "(1 − p) / n), is 1.02 points on sst2, 1.21 points on cola: a smaller" in text
     scores = "accuracy 90.00 ± 0.00, score 90.00 ± 0.00 | 2.0 ± 0.0 | 12.9 % | 872 |"
     assert f"| sst2 | b | 1 × 2 | {scores}" in text
     gap = "| sst2 | score | b | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | – | n < 5 | n < 5 |"

@@ -185,6 +185,35 @@ def test_another_measure_than_the_sealed_one_is_called_unsealed() -> None:
     assert unsealed in said(campaign, "flops") and unsealed in said(campaign, "flops", ["luck"])
 
 
+def test_all_runs_of_a_learning_curve_count_for_each_of_its_gaps() -> None:
+    """At equal FLOPs of several lengths, runs outside of a pair move its gap."""
+    seal = made_seal(5, variants=("new", "short"))
+    curves = {"match": "flops", "subjects": ["tokens"]}
+    seal = with_(seal, measure=seal.sealed.measure.model_copy(update=curves))
+    losses = {"old": [4.0] * 5, "new": [4.0 + gap for gap in CLEAR], "short": [5.0] * 5}
+    campaign = Campaign(seal, losses)
+    runs = campaign.runs(range(1, 6), ("new", "short"))
+
+    def judged(runs: Sequence[FinishedRun]) -> str:
+        return verdicts(seal, runs, gap_at_end, asked=("flops", ["tokens"]))
+
+    assert "'new worse 2 % than old': HIT." in judged(runs)
+    assert "old': not judged, 1 of the 15 sealed runs, whose losses make the" in judged(runs[:-1])
+    other = replace(runs[-1], data_fingerprint="other")
+    assert "'new worse 2 % than old', unsealed because of" in judged([*runs[:-1], other])
+
+
+def test_a_seal_about_runs_that_are_left_out_is_named(tiny_shards: Path, tmp_path: Path) -> None:
+    grid, runs = planned(tmp_path, tiny_shards)
+    seal = sealed(grid, runs, "orthogonal better 1% than vanilla")
+    assert seal is not None
+    paths = finish(runs, tiny_shards, gap=0.03)
+    alone = [path for path in paths if path.name.startswith("orthogonal")]
+    (sentence,) = compare_runs(alone, "orthogonal").seals
+    about = f"Not judged: the seal {seal.path.stem} is of 'orthogonal better 1 % than vanilla', "
+    assert sentence == about + "whose runs are not all here."
+
+
 def test_at_equal_tokens_the_subject_of_a_report_changes_no_verdict() -> None:
     """The gap is of the last losses of the sealed runs, whatever else the report compares."""
     campaign = fabricated(CLEAR)

@@ -58,7 +58,16 @@ def test_the_first_answer_stays_whatever_comes_after() -> None:
     assert decide(clear, WITHIN).answer == "no"  # 5 % lower is outside ± 2 %
     assert decide([0.001, -0.001, 0.002, 0.0, -0.002], WITHIN).answer == "yes"
     assert decide([0.02, -0.02, 0.03, 0.01, -0.03], WITHIN).answer is None
-    assert decide([], WITHIN).n == 0
+    assert decide([], WITHIN).n == 0 and decide([], BETTER).n == 0
+
+
+def test_equal_differences_answer_no_question_of_more_or_less() -> None:
+    """As losses of two decimals have them; there is no spread to test against."""
+    equal = [2.95 - 3.0, 3.05 - 3.1, 3.15 - 3.2, 3.25 - 3.3, 3.35 - 3.4]
+    decision = decide(equal, BETTER)
+    assert decision.answer is None and math.isinf(decision.low) and math.isinf(decision.high)
+    assert decide([*equal, -0.06], BETTER).answer == "yes"
+    assert decide([0.0] * 5, WITHIN).answer == "yes"
 
 
 @pytest.mark.slow
