@@ -201,11 +201,13 @@ def verify(
     Example: python -m data_pipeline verify data/demo/shards
     """
     from data_pipeline.shards.manifest import read_manifest
-    from data_pipeline.shards.verify import find_problems, leaked_documents
+    from data_pipeline.shards.verify import find_problems, leaked_documents, refuse_tokenizer
     from data_pipeline.tokenizing.source_check import compare_with_source
 
     manifest = read_manifest(directory)
-    problems = find_problems(manifest, tokenizer)
+    if tokenizer is not None:
+        refuse_tokenizer(manifest, tokenizer)
+    problems = find_problems(manifest)
     remark = "not compared with the source text"
     if not problems and compare_units > 0:
         problems, remark = compare_with_source(manifest, inputs, compare_units)
@@ -261,6 +263,11 @@ def main() -> None:
             app()
     except DataError as error:
         typer.echo(f"error: {shown_in_line(str(error))}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        typer.echo(f"error: cannot use {shown_in_line(error.filename)}: {error.strerror}", err=True)
         sys.exit(2)
     except (MemoryError, RuntimeError, ImportError) as error:
         if (sentence := limit_sentence(error)) is None:

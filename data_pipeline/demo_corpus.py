@@ -32,6 +32,7 @@ from data_pipeline.io.forms import Count
 
 MINIMUM_BYTES = 1_500_000
 RECORD_NAME = "corpus.json"
+_FILE = re.compile(r"demo-\d{5}\.jsonl\.zst")
 
 _VERSION = 1
 # Test suites are left out: some distributions ship them, some do not, and they are mostly code.
@@ -88,9 +89,9 @@ def build_corpus(directory: Path, num_files: int) -> Corpus:
         ):
             return Corpus(record["bytes"], record["documents"], built=False)
     elif directory.is_dir():
-        demo_names = re.compile(r"demo-\d{5}\.jsonl\.zst(\..*\.tmp)?|corpus\.json\..*\.tmp")
+        temporary = re.compile(r"(demo-\d{5}\.jsonl\.zst|corpus\.json)\..*\.tmp")
         for name in (path.name for path in directory.iterdir()):
-            if not demo_names.fullmatch(name):
+            if not (_FILE.fullmatch(name) or temporary.fullmatch(name)):
                 raise DataError(
                     f"{directory} holds {name}, which demo-corpus did not make; choose another "
                     f"directory"
@@ -124,8 +125,8 @@ def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) ->
             zstandard.ZstdCompressor().compress("".join(f"{line}\n" for line in lines).encode()),
         )
         outputs[path.name] = sha256_file(path)
-    for path in directory.glob("demo-*.jsonl.zst"):
-        if path.name not in outputs:
+    for path in directory.iterdir():
+        if _FILE.fullmatch(path.name) and path.name not in outputs:
             path.unlink()  # left over from a corpus of more files
     return {"outputs": outputs, "bytes": sizes, "documents": counts}
 

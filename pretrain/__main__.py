@@ -33,7 +33,12 @@ from pretrain.errors import UserError
 from pretrain.export.verb import export, import_, sample
 from pretrain.plan.verb import plan
 from pretrain.ranks.devices import ask_for, use_cuda
-from pretrain.ranks.environment import LaunchEnvironment, launcher_listens, speaks_for_all
+from pretrain.ranks.environment import (
+    REFUSAL,
+    LaunchEnvironment,
+    launcher_listens,
+    speaks_for_all,
+)
 from pretrain.ranks.output import outlive_output
 from pretrain.ranks.signals import StopSignals
 
@@ -200,7 +205,8 @@ def train(
     gc.enable()
     state = run_training(loaded, signals)
     signals.ignore()
-    if loaded.checkpoint.export_at_end:
+    # A job script has it made after its ranks.
+    if loaded.checkpoint.export_at_end and REFUSAL not in os.environ:
         export_at_end(loaded.run_directory, state)
     _leave(0)
 
@@ -390,9 +396,9 @@ def _report(error: Exception) -> None:
     rank_specific = getattr(error, "rank_specific", False)
     if speaks_for_all() or rank_specific:
         print(f"error: {sentence}", file=sys.stderr, flush=True)
-    if "ORA_REFUSAL" in os.environ and not rank_specific and not getattr(error, "passing", False):
+    if REFUSAL in os.environ and not rank_specific and not getattr(error, "passing", False):
         with suppress(OSError):  # the job then takes the refusal for a crash, which it counts
-            Path(os.environ["ORA_REFUSAL"]).write_text(f"{sentence}\n")
+            Path(os.environ[REFUSAL]).write_text(f"{sentence}\n")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ ora_pretrain() {
     # What all ranks refuse alike they also write there: which exit code srun returns is a race among them.
     ORA_REFUSAL=$logs/refused ora_ranks "$logs/rank_%3t-%N.log" -m pretrain train "$@"
     code=$?
+    # Not by rank 0: srun ends all ranks a minute after the first has ended, and an export takes longer.
+    [ "$code" != 0 ] || ora_python -m pretrain.job export-at-end "$run"
   fi
   ora_after "$run" "$code"
 }

@@ -32,7 +32,8 @@ ABANDONED_AFTER = 600.0
 """Seconds without a write after which a process of another host counts as gone."""
 MOST_BYTES = 1 << 30
 """Most bytes of a file that is read whole, such as a configuration, an index or a tokenizer."""
-_LFS = b"version https://git-lfs.github.com/spec/"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""First bytes of what Git leaves in place of a large file."""
 _CHUNK_BYTES = 1 << 22
 _CHECKSUM = "checksum"
 
@@ -102,7 +103,7 @@ def open_regular(path: Path, most_bytes: int | None = None, follow_link: bool = 
     try:
         if most_bytes is not None and status.st_size > most_bytes:
             raise _too_large(path, status.st_size, most_bytes)
-        if stream.peek(len(_LFS))[: len(_LFS)] == _LFS:
+        if stream.peek(len(LFS_POINTER)).startswith(LFS_POINTER):
             problem = "it is a pointer of Git LFS; fetch the file itself with `git lfs pull`"
             raise OSError(errno.EINVAL, problem, str(path))
     except OSError:

@@ -39,6 +39,8 @@ from data_pipeline.io.files import (
 RENEWED_EVERY = 10.0
 # Seconds without a renewal after which the holder counts as gone.
 EXPIRES_AFTER = 90.0
+# Seconds for which a holder's own look at its lease holds.
+CONFIRMED_FOR = 1.5 * RENEWED_EVERY
 # Seconds for which a holder must be seen not to renew, whatever the age says: a clock may be set.
 WATCHED_FOR = 2 * RENEWED_EVERY
 # Longest wait, in seconds, for a machine that may be dead.
@@ -144,6 +146,11 @@ def _holder(content: bytes) -> Holder | None:
         return None
 
 
+def _awake_or_not() -> float:
+    """Return seconds that also pass while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def _boot() -> str:
     """Return the id of the boot; "" if the system does not tell."""
     try:
@@ -189,6 +196,7 @@ class Lease:
         self._last_seen = ("", 0.0)
         self._ended = threading.Event()
         self._lost = False
+        self._confirmed = 0.0
         self._renewal = threading.Thread(target=self._renew, daemon=True)
 
     def __enter__(self) -> Lease:
@@ -227,7 +235,13 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Return whether the lease was removed, as by another process during a suspension."""
+        """Return whether the lease was removed, as by another process during a suspension.
+
+        Where the last renewal is too long ago, as after a suspension, the file is read here.
+        """
+        if not self._lost and _awake_or_not() - self._confirmed > CONFIRMED_FOR:
+            with contextlib.suppress(OSError):
+                self._lost = not self._confirm()
         return self._lost
 
     def holder(self) -> Holder | None:
@@ -261,6 +275,7 @@ class Lease:
             self._path.unlink()
             raise
         self._content = content
+        self._confirmed = _awake_or_not()
         return True
 
     def _look(self) -> _Seen | None:
@@ -323,10 +338,17 @@ class Lease:
         while not self._ended.wait(RENEWED_EVERY):
             # A file server that fails now may answer at the next renewal, before the lease expires.
             with contextlib.suppress(OSError):
-                if not self._is_own():
+                if not self._confirm():
                     self._lost = True
                     return
                 os.utime(self._path)
+
+    def _confirm(self) -> bool:
+        """Return whether the lease is this process's own, and note when it was."""
+        now = _awake_or_not()
+        if own := self._is_own():
+            self._confirmed = now
+        return own
 
     def _is_own(self) -> bool:
         """Return whether the lease is the one that this process wrote; OSError if unreadable."""

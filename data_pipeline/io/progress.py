@@ -39,11 +39,13 @@ class ProgressLine:
     finished do not count for that rate.
 
     Args:
-        total_bytes: Bytes of the inputs on disk.
         log_seconds: Seconds between two lines in a log.
+
+    Attributes:
+        total_bytes: Bytes of the inputs on disk; 0 while they are not known.
     """
 
-    def __init__(self, total_bytes: int, log_seconds: float = LOG_SECONDS) -> None:
+    def __init__(self, log_seconds: float = LOG_SECONDS) -> None:
         self._console = Console(file=sys.stderr)
         # The text comes first and the bar gets the rest of 80 columns: share and time matter more.
         columns = (
@@ -55,7 +57,7 @@ class ProgressLine:
         self._log_seconds = log_seconds
         self._started = self._logged = time.monotonic()
         self._lock = threading.Lock()  # shards are joined by threads
-        self._total_bytes = total_bytes
+        self.total_bytes = 0
         self._done: Counter[str] = Counter()
         self._joining_since = 0.0
 
@@ -108,12 +110,12 @@ class ProgressLine:
     def _show_units(self, file: str) -> None:
         done = self._done["input_bytes"] + self._done["skipped_bytes"]
         seconds = self.seconds()
-        left = time_left(seconds, self._done["input_bytes"], self._total_bytes - done)
+        left = time_left(seconds, self._done["input_bytes"], self.total_bytes - done)
         tokens = self._done["tokens"]
         rates = f"{tokens / seconds:,.0f}/s, {self._done['text_bytes'] / 1e6 / seconds:.1f} MB/s"
         text = f"{tokens:,} tokens, {rates}"
         log = self.summary() + (f"; reading {file}" if file else "")
-        self.show(text, done, self._total_bytes, left, log=log)
+        self.show(text, done, self.total_bytes, left, log=log)
 
     def _show_joining(self) -> None:
         joined = self._done["joined_tokens"]

@@ -27,22 +27,23 @@ _SAMPLE_DOCUMENTS = 8
 _CHUNK_TOKENS = 1 << 24
 
 
-def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str]:
-    """List everything that is wrong with a shard directory.
+def refuse_tokenizer(manifest: Manifest, tokenizer: Path) -> None:
+    """Raise DataError for a model that is not the directory's own."""
+    if sha256_file(tokenizer) != manifest.tokenizer.sha256:
+        raise DataError(
+            f"{tokenizer} is not the tokenizer of {manifest.directory}, "
+            f"{manifest.tokenizer.file}; give that one, or leave --tokenizer out"
+        )
 
-    Args:
-        tokenizer: Model that is expected to be the directory's own.
+
+def find_problems(manifest: Manifest) -> list[str]:
+    """List everything that is wrong with a shard directory.
 
     Returns:
         Clauses that begin with a file's path.
     """
-    problems = []
-    if tokenizer is not None and sha256_file(tokenizer) != manifest.tokenizer.sha256:
-        problems.append(
-            f"{tokenizer} is not the tokenizer of {manifest.directory} ({manifest.tokenizer.file})"
-        )
     files = expected_files(manifest, hash_everything=True)
-    problems += [problem for file in files if (problem := file_problem(*file))]
+    problems = [problem for file in files if (problem := file_problem(*file))]
     present_files = [*manifest.directory.glob("*.bin"), *manifest.directory.glob("*.idx")]
     unknown = set(present_files) - {path for path, _, _ in files}
     problems += [f"{path} is not in the manifest" for path in sorted(unknown)]

@@ -12,9 +12,9 @@ import functools
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from data_pipeline.sources.hub import FIRST_WAITS, gated, one_line, refusing_hub
 
 _HUB = "hf"
 _READER = re.compile(r"([a-z][a-z0-9]*):(?!//)")
-_SAVED = ("state.json", "dataset_dict.json")
+_SAVED = (("state.json", "dataset_info.json"), ("dataset_dict.json",))
 """Files of a directory that `save_to_disk` wrote: of one split, or of several."""
 _BATCH_ROWS = 512
 _SHARD_ROWS = 100_000
@@ -62,7 +62,7 @@ class DataShard:
         """
         data = _reopened(self.address, self.version) if self.data is None else self.data
         if not hasattr(data, "shard"):
-            yield from _batches_of_texts(data, self.columns[0])
+            yield from ({self.columns[0]: text} for text in data)
             return
         shard = data.shard(num_shards=self.count, index=self.index, contiguous=True)
         for table in shard.select_columns([*self.columns]).with_format("arrow").iter(_BATCH_ROWS):
@@ -127,7 +127,9 @@ class DataSet:
 def is_data_set(entry: str | Path) -> bool:
     """Return whether an input is a data set and not files, without opening it."""
     if os.path.isdir(entry):
-        return any(os.path.isfile(os.path.join(entry, name)) for name in _SAVED)
+        return any(
+            all(os.path.isfile(os.path.join(entry, name)) for name in names) for names in _SAVED
+        )
     return _READER.match(str(entry)) is not None and not os.path.lexists(entry)
 
 
@@ -217,6 +219,11 @@ def refusing(address: str, repository: str = "", revision: str = "") -> Iterator
             ) from error
         except StopIteration as error:  # from the listing of a bucket
             raise DataError(f"{address}: there are no such files, or there is no bucket") from error
+        except Warning as error:  # of pandas, an error by `_open_files`
+            raise DataError(
+                f"{address}: rows have more fields than the first line has names; quote texts that "
+                f"hold the separator, and name every column"
+            ) from error
         except (OSError, ValueError, RuntimeError):
             raise
         except Exception as error:  # each store and each format has errors of its own
@@ -306,9 +313,15 @@ def _open_files(entry: str, reader: str, files: str) -> DataSet:
         files = os.path.abspath(os.path.expanduser(files))
         entry = f"{reader}:{files}"
     source: dict[str, Any] = {"data_dir" if os.path.isdir(files) else "data_files": files}
-    if reader == "csv":  # a text that is NA or null is that text
-        separator = "\t" if ".tsv" in files.lower() else ","
-        source |= {"keep_default_na": False, "sep": separator}
+    if reader == "csv":
+        import pandas
+
+        # Else a further field of each row would move every text into the next column.
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        names = os.listdir(files) if os.path.isdir(files) else [files]
+        separator = "\t" if any(".tsv" in name.lower() for name in names) else ","
+        # A text that is NA or null is that text.
+        source |= {"keep_default_na": False, "sep": separator, "index_col": False}
     with refusing(entry):
         builder = datasets.load_dataset_builder(reader, **source)
         splits = builder.as_streaming_dataset()
@@ -333,11 +346,3 @@ def _choose_split(address: str, splits: list[str], split: str, advice: str) -> s
         return _UNSPLIT if _UNSPLIT in splits else splits[0]
     present = ", ".join(splits) or "none"
     raise DataError(f"{address} has no split {split or _UNSPLIT}; it has {present}: {advice}")
-
-
-def _batches_of_texts(texts: Iterable[Any], column: str) -> Iterator[Any]:
-    import pyarrow
-
-    rows = iter(texts)
-    while batch := [*islice(rows, _BATCH_ROWS)]:
-        yield pyarrow.record_batch({column: batch})

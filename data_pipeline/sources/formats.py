@@ -18,6 +18,8 @@ from typing import Any
 import orjson
 import zstandard
 
+from data_pipeline.io.files import LFS_POINTER
+
 _LARGEST_WINDOW = 1 << 31
 
 
@@ -106,6 +108,7 @@ _FOREIGN = (
     (".xz", b"\xfd7zXZ", "packed by xz; name it by what is inside, as .txt.xz or .jsonl.xz"),
     (".bz2", b"BZh91AY&SY", "packed by bzip2; unpack it first: bunzip2 FILE.bz2"),
     (".parquet", b"PAR1\x15", "a parquet file; name it .parquet"),
+    ("", LFS_POINTER, "a pointer of Git LFS; fetch the file itself with `git lfs pull`"),
 )
 
 
@@ -118,9 +121,7 @@ def format_of(name: str) -> Format | None:
 def foreign_name(name: str) -> str | None:
     """Describe a file that is not text by its name, with the remedy; None if unknown."""
     lower = name.lower()
-    return next(
-        (description for ending, _, description in _FOREIGN if lower.endswith(ending)), None
-    )
+    return next((what for ending, _, what in _FOREIGN if ending and lower.endswith(ending)), None)
 
 
 def foreign_content(content: bytes) -> str | None:

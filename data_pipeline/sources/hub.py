@@ -24,8 +24,14 @@ from urllib.request import getproxies
 from pydantic import TypeAdapter
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import read_form, sha256_file, to_json, write_atomically
-from data_pipeline.io.forms import Count, Inside
+from data_pipeline.io.files import (
+    read_form,
+    read_regular,
+    sha256_file,
+    to_json,
+    write_atomically,
+)
+from data_pipeline.io.forms import Count, Inside, parse_json
 
 DOWNLOAD_NAME = "download.json"
 # The record of an unfinished download, which continues with the commit that it began with.
@@ -309,9 +315,17 @@ def read_download(directory: Path, name: str = DOWNLOAD_NAME) -> Download | None
 def find_origin(root: Path) -> dict[str, Any] | None:
     """Return the origin of the inputs below `root`, by its download.json or one a few levels up."""
     for directory in [root, *root.parents][:_LEVELS]:
-        if recorded := read_download(directory):
+        if _is_own(directory / DOWNLOAD_NAME) and (recorded := read_download(directory)):
             return recorded.origin()
     return None
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether a file may be a record of this program: one of another has other keys."""
+    try:
+        return "revision" in parse_json(read_regular(path))
+    except (OSError, ValueError, TypeError):
+        return True  # which `read_download` says
 
 
 def repeat(

@@ -48,6 +48,7 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 # Errors of a data set's reader about its bytes, and not about the network or the disk.
 _DAMAGED = (
     ValueError,  # also pyarrow's and pandas' own
+    Warning,  # of pandas, an error by `data_sets`
     EOFError,
     gzip.BadGzipFile,
     lzma.LZMAError,
@@ -259,7 +260,17 @@ class RecordReader:
         self._sha256 = digest.hexdigest()
 
     def _records(self, batch: Any) -> Iterator[dict[str, Any] | Reject]:
-        """Yield the rows of a record batch of pyarrow; a Reject for one that cannot be read."""
+        """Yield the rows of a record batch of pyarrow; a Reject for one that cannot be read.
+
+        Args:
+            batch: Record batch, or one row as it is.
+        """
+        if isinstance(batch, dict):
+            self.lines += 1
+            is_text = all(_is_text(text) for text in batch.values() if isinstance(text, str))
+            half = Reject(self.lines, "lone_surrogate", "half of a surrogate pair")
+            yield batch if is_text else half
+            return
         columns = list(zip(batch.schema.names, batch.columns, strict=True))
         for number in range(batch.num_rows):
             self.lines += 1

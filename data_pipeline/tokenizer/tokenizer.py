@@ -164,10 +164,11 @@ def _parsed(model: bytes) -> Any:
 def changes_text(proto: Any) -> bool:
     """Return whether a SentencePiece model rewrites text.
 
-    A dummy prefix does not: decoding removes it.
+    A dummy prefix does not: decoding removes it, unless spaces end pieces.
     """
     normalizer = proto.normalizer_spec
-    return normalizer.name != "identity" or normalizer.remove_extra_whitespaces
+    kept_suffix = proto.trainer_spec.treat_whitespace_as_suffix and normalizer.add_dummy_prefix
+    return normalizer.name != "identity" or normalizer.remove_extra_whitespaces or bool(kept_suffix)
 
 
 def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> TokenizerIdentity:
@@ -187,8 +188,9 @@ def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> Toke
     proto = _parsed(processor.serialized_model_proto())
     if changes_text(proto) and not allow_lossy:
         raise DataError(
-            f"tokenizer {path} changes the text (normalisation {proto.normalizer_spec.name!r}); "
-            f"train one with train-tokenizer, or give --allow-lossy"
+            f"tokenizer {path} changes the text (normalisation {proto.normalizer_spec.name!r}, "
+            f"treat_whitespace_as_suffix {proto.trainer_spec.treat_whitespace_as_suffix}); train "
+            f"one with train-tokenizer, or give --allow-lossy"
         )
     eod_id = processor.piece_to_id(eod_token) if eod_token else processor.eos_id()
     if eod_token and processor.id_to_piece(eod_id) != eod_token:

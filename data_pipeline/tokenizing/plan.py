@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -86,6 +87,11 @@ class TokenizeOptions:
                 f"--name {self.name!r} may hold letters, digits, dots and underscores only, and "
                 f"100 at most"
             )
+        try:
+            self.keys.default_source.encode()
+        except UnicodeEncodeError:
+            source = self.keys.default_source
+            raise DataError(f"--default-source {source!r} is not valid UTF-8") from None
         for option in ("validation_fraction", "test_fraction"):
             if not 0 <= (value := getattr(self, option)) <= 1 or math.isnan(value):
                 raise DataError(f"--{option.replace('_', '-')} {value} must be from 0 to 1")
@@ -270,6 +276,8 @@ def begin(
         )
     else:
         write_atomically(path, to_checked_json(plan))
+    if (directory / MANIFEST_NAME).exists() and not os.access(directory, os.W_OK):
+        return  # finished, and read-only
     write_atomically(directory / tokenizer.stored_as, model.read_bytes())
     write_atomically(directory / LOCATION_NAME, to_checked_json({"inputs": inputs.root}))
 

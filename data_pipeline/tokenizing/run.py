@@ -83,6 +83,7 @@ def finish(
         DataError: If a unit is missing, records belong to different runs, too many lines were
             rejected, the directory is finished and damaged, or another process is finishing it.
     """
+    _require(workers)
     _, units = read_plan(directory)
     if (directory / MANIFEST_NAME).exists():
         return _finished(directory)
@@ -142,6 +143,11 @@ def tokenize_data(
     return run.finish()
 
 
+def _require(workers: int) -> None:
+    if workers < 1:
+        raise DataError(f"--workers {workers} must be at least 1")
+
+
 def _finished(directory: Path) -> Manifest:
     """Return the manifest of a finished directory after checking its files and cleaning up."""
     manifest = read_manifest(directory)
@@ -183,8 +189,7 @@ class Run:
         limits: Limits = Limits(),  # noqa: B008 - it is frozen
         engine: str = "auto",
     ) -> None:
-        if workers < 1:
-            raise DataError(f"--workers {workers} must be at least 1")
+        _require(workers)
         entries = [entry for entry in inputs.passed_over if not entry.expected]
         if limits.strict and entries:
             raise DataError(
@@ -208,6 +213,11 @@ class Run:
             self._manifest = _finished(directory)
             if limits.strict and self._manifest.rejects:
                 raise _rejects_recorded(directory / REJECTS_NAME)
+
+    def input_bytes(self, task: Task) -> int:
+        """Return the bytes of a task's inputs on disk."""
+        units = self._units[task.index :: task.count]
+        return sum(file.size for unit in units for file in unit.files)
 
     def make(self, task: Task = Task(0, 1)) -> Made:  # noqa: B008 - it is frozen
         """Make the units of a task; in a finished directory, only check the inputs.

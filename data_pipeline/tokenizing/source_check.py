@@ -46,13 +46,15 @@ def compare_with_source(
         or why not.
 
     Raises:
-        DataError: If plan and manifest contradict each other or cannot be read.
+        DataError: If plan and manifest contradict each other or cannot be read, or `inputs` are not
+            what was tokenised.
     """
     path = os.path.expanduser(str(inputs)) if inputs else _location(manifest.directory)
     if not path or not (is_data_set(path) or Path(path).is_dir()):
         reason = f"the inputs are not at {path}" if path else f"there is no {LOCATION_NAME}"
-        remark = f"not compared with the source text: {reason}; give --inputs"
-        return ([f"{path} is not the directory of the inputs"] if inputs else []), remark
+        if inputs:
+            raise _other_inputs(f"{path} is not the directory of the inputs")
+        return [], f"not compared with the source text: {reason}; give --inputs"
     if manifest.in_parts or manifest.options.get("max_tokens"):
         return [], "not compared with the source text: an earlier version took parts of the inputs"
     try:
@@ -82,10 +84,8 @@ def compare_with_source(
         unit = units[number]
         if difference := _input_difference(unit, records):
             if inputs:
-                problems.append(difference)
-            else:
-                return problems, f"not compared with the source text: {difference}"
-            continue
+                raise _other_inputs(difference)
+            return problems, f"not compared with the source text: {difference}"
         unit_problems, count = _unit_problems(manifest, unit, parts[number], tokenizer)
         problems += unit_problems
         documents += count
@@ -100,6 +100,10 @@ class _Part:
     shard: Shard
     first: int
     documents: int
+
+
+def _other_inputs(problem: str) -> DataError:
+    return DataError(f"{problem}; the shards are whole: give --inputs as they were tokenised")
 
 
 def _location(directory: Path) -> str | None:

@@ -151,7 +151,7 @@ def tokenize(
     """
     from data_pipeline.io.progress import ProgressLine
     from data_pipeline.tokenizer.encoder import why_not_fast
-    from data_pipeline.tokenizing.plan import TokenizeOptions, at_planned_revision
+    from data_pipeline.tokenizing.plan import Task, TokenizeOptions, at_planned_revision
     from data_pipeline.tokenizing.run import Run
 
     refuse_out(inputs, out)
@@ -170,7 +170,7 @@ def tokenize(
         eod_token=eod_token,
     )
     chosen_task = which_task(task, num_tasks, os.environ)
-    with ProgressLine(sum(file.size for file in selected.files)) as line:
+    with ProgressLine() as line:
         run = Run(
             selected,
             tokenizer,
@@ -181,7 +181,9 @@ def tokenize(
             limits=Limits(strict, max_reject_rate),
             engine=engine,
         )
-        result = run.make(chosen_task) if chosen_task is not None else run.make()
+        share = chosen_task or Task(0, 1)
+        line.total_bytes = run.input_bytes(share)
+        result = run.make(share)
         manifest = run.finish() if chosen_task is None else None
     summary = line.summary("\n  ") if result.now else f"already up to date ({result.units} units)"
     if chosen_task is not None:
@@ -259,7 +261,7 @@ def merge_manifests(
     from data_pipeline.tokenizing.run import finish
 
     limits = Limits(max_reject_rate=max_reject_rate)
-    with ProgressLine(0) as line:
+    with ProgressLine() as line:
         manifest = finish(directory, workers, line.update, limits)
     typer.echo(f"{directory}: {len(manifest.shards)} shards")
     _show(manifest)

@@ -134,6 +134,7 @@ class QKPolicy:
             lambda policy, _: not policy.trainable and not policy.synthesizer,
             "attention.frozen_heads does not apply to variant '{variant}', which freezes nothing",
         ),
+        min_length=1,
     )
     # Names of ADAPTERS (see `adapters`).
     adapters: tuple[str, ...] = axis(

@@ -12,6 +12,7 @@ they call `wait`.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class Checkpoints:
         identity: the run's settings, data and bank, from `run_identity`.
         resumed: the run's own checkpoint that it resumes from, if any.
         errors: holder of the errors for which all ranks must end.
+        is_lost: whether the directory is another training's by now.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Checkpoints:
         identity: dict[str, Any],
         resumed: Path | None,
         errors: DeferredError,
+        is_lost: Callable[[], bool],
     ) -> None:
         self.run = resolved.directory
         self._layout = resolved.layout
@@ -72,6 +75,7 @@ class Checkpoints:
         self.context = context
         self.identity = identity
         self.errors = errors
+        self._is_lost = is_lost
         self._resumed = resumed
         self._not_yet_good = None if resumed is None or (resumed / GOOD).exists() else resumed
         self._buffer = HostBuffer()
@@ -123,6 +127,7 @@ class Checkpoints:
             about=about if self.context.is_first else None,
             world_size=self.context.world_size,
             timeout=self._timeout,
+            is_lost=self._is_lost,
             when_complete=self._on_complete,
         )
         if not in_background:

@@ -159,7 +159,7 @@ def _newest_of_trunk(
 def _check_permissions(run: RunDirectory) -> None:
     """Refuse a directory without permissions, which would pass for one without checkpoints."""
     for path in (run.checkpoints, *run.checkpoints.glob("step_*")):
-        if os.access(path, os.F_OK) and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        if path.is_dir() and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
             raise UserError(f"{path} cannot be read and written; fix its permissions")
 
 

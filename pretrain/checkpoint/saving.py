@@ -44,6 +44,8 @@ class Saving:
         world_size: Number of ranks that write.
         timeout: Seconds that rank 0 waits for the other ranks' files once its own is written and
             the checkpoint may count, and in which the file system must accept some bytes.
+        is_lost: Whether the directory is another training's, whose checkpoint this one must not
+            become.
         when_complete: Called once the checkpoint counts, on the thread of rank 0.
 
     Attributes:
@@ -63,6 +65,7 @@ class Saving:
         about: About | None,
         world_size: int,
         timeout: float,
+        is_lost: Callable[[], bool],
         when_complete: Callable[[Path], None],
     ) -> None:
         self.path = path
@@ -74,6 +77,7 @@ class Saving:
         self._about = about
         self._world_size = world_size
         self._timeout = timeout
+        self._is_lost = is_lost
         self._when_complete = when_complete
         self._written = threading.Event()
         self._may_count = threading.Event()
@@ -157,7 +161,7 @@ class Saving:
             timeout=self._timeout,
             abandoned=self._abandoned,
         )
-        if self._abandoned.is_set():
+        if self._abandoned.is_set() or self._is_lost():
             return
         if self.good:  # before COMPLETE, so that no complete checkpoint lacks its mark
             write_text_atomically(self.path / GOOD, "")

@@ -7,6 +7,7 @@ Relies on DeepSpeed 0.19: its key names, and its data types at each ZeRO stage (
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ REFUSED = {
 _OFFLOAD = (
     "offloading needs DeepSpeed's own CPU Adam and this program builds torch's AdamW; remove it"
 )
+_FP32_STATES = "the optimizer keeps fp32 weights and states; remove it"
 _OWN_CHECKPOINTS = (
     "checkpoints are this program's own, and a run resumes at any layout from them; remove it"
 )
@@ -79,6 +81,12 @@ REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
         "the gradient norm is recorded at every step; remove it",
     ),
     ("zero_optimization", "elastic_checkpoint"): (False, _OWN_CHECKPOINTS),
+    ("zero_optimization", "round_robin_gradients"): (
+        False,
+        "checkpoints and Muon need DeepSpeed's own order of the parameters; remove it",
+    ),
+    ("bf16", "bf16_master_weights_and_grads"): (False, _FP32_STATES),
+    ("bf16", "bf16_optimizer_states"): (False, _FP32_STATES),
     ("checkpoint", "load_universal"): (False, _OWN_CHECKPOINTS),
 }
 
@@ -174,6 +182,17 @@ def _check_keys(settings: Mapping[str, Any]) -> None:
             raise UserError(
                 f"deepspeed key '{section}' is {settings[section]!r}; it must hold keys of its own"
             )
+    for key in settings.get("data_types", {}).keys() - {"grad_accum_dtype"}:
+        raise UserError(
+            f"deepspeed key 'data_types.{key}' is not one that DeepSpeed knows; it knows "
+            "grad_accum_dtype"
+        )
+    for key in ("reduce_bucket_size", "stage3_max_live_parameters"):  # which `plan` reads too
+        value = settings.get("zero_optimization", {}).get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(
+                f"deepspeed key 'zero_optimization.{key}' is {value!r}; it must be a number"
+            )
     for (section, key), (harmless, reason) in REFUSED_INSIDE.items():
         if settings.get(section, {}).get(key) not in (None, harmless):
             raise UserError(f"deepspeed key '{section}.{key}': {reason}")
@@ -200,6 +219,33 @@ def check_zero_section(settings: Mapping[str, Any]) -> None:
         raise UserError(
             f"deepspeed key 'zero_optimization.{key}': {first['msg'].lower()}{hint}"
         ) from None
+
+
+def check_sections(settings: Mapping[str, Any], mpu: Any) -> None:
+    """Let DeepSpeed judge all sections, which would otherwise end as a traceback in every rank.
+
+    Args:
+        mpu: The parallel state, of which DeepSpeed reads the sizes.
+
+    Raises:
+        UserError: DeepSpeed rejects a key or a value.
+    """
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from pydantic import ValidationError
+
+    check_zero_section(settings)
+    try:
+        DeepSpeedConfig(deepcopy(dict(settings)), mpu)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        reason = f"{error.title}: '{key}' is {first['input']!r}: {first['msg'].lower()}"
+        raise UserError(f"deepspeed settings: {reason}; correct it") from None
+    except Exception as error:  # an assertion or a KeyError, by section
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"deepspeed settings: DeepSpeed cannot read them ({reason:.300}); correct them"
+        ) from error
 
 
 def _owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[Any, str]]:

@@ -401,7 +401,7 @@ class TelemetrySection(Section):
     )
     wandb: bool = setting(False, "Also log to Weights & Biases (extra `wandb`).", RECORDS)
     variance_window: Int = setting(
-        100, "Records over which stability/loss_variance is taken.", CURVES, ge=2
+        100, "Steps over whose records stability/loss_variance is taken.", CURVES, ge=2
     )
     attention_every: Int = setting(
         0,

@@ -184,7 +184,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
     directory = config.run_directory.checkpoints
     places = (directory.absolute(), *directory.absolute().parents)
     existing_parent = next(path for path in places if path.is_dir())
-    size = checkpoint_bytes(config.inventories[0], config.optimizer.rules)
+    size = max(checkpoint_bytes(every, config.optimizer.rules) for every in config.inventories)
     # What the run keeps within checkpoint.keep_last, or removes; everything else there stays.
     kept_checkpoints = [
         path for path in config.run_directory.complete_checkpoints() if not path.is_symlink()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,6 +110,7 @@ def require_transformers(verb: str) -> None:
         UserError: transformers is not installed.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _make_room_for_code()
     from megatron_patches.engine.compat import quiet_extension_lookup
 
     quiet_extension_lookup()
@@ -118,6 +122,22 @@ def require_transformers(verb: str) -> None:
         ) from error
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def _make_room_for_code() -> None:
+    """Give transformers a directory for a model's own code where its cache cannot be written.
+
+    It copies the code there before it imports it, also for a model that was just written.
+    """
+    name = "HF_MODULES_CACHE"
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    cache = Path(os.path.expanduser(os.environ.get(name, f"{home}/modules")))
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache).close()
+    except OSError:
+        os.environ[name] = tempfile.mkdtemp(prefix="ora_modules_")
+        atexit.register(shutil.rmtree, os.environ[name], ignore_errors=True)
 
 
 @contextmanager

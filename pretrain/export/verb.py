@@ -139,10 +139,9 @@ def sample(
     for text in prompts:
         if text != text.encode(errors="replace").decode():
             raise UserError(f"--prompt {text!r} is not UTF-8; give it in --prompt-file, in UTF-8")
-    if not (temperature == 0 or 1e-4 <= temperature <= 1e4):
-        raise UserError(f"--temperature {temperature:g} must be 0 or from 0.0001 to 10000")
-    if not 0 <= top_p <= 1:  # NaN passes typer's limits
-        raise UserError(f"--top-p {top_p:g} must be from 0 to 1")
+    from pretrain.export.sampling import Sampler, Sampling
+
+    sampling = Sampling(tokens, 0.0 if greedy else temperature, top_p, seed)
     typer.echo(f"sampling from {path}; the imports take a while", err=True)
     from pretrain.export.models import require_transformers
     from pretrain.export.run_exports import exported
@@ -150,10 +149,7 @@ def sample(
     require_transformers("sample")
     directory = exported(path, step)
     typer.echo(f"loading {directory}", err=True)
-    from pretrain.export.sampling import Sampler, Sampling
-
     sampler = Sampler(directory, trust_code or directory != path)
-    sampling = Sampling(tokens, 0.0 if greedy else temperature, top_p, seed)
     for number, text in enumerate(prompts):
         if number:
             typer.echo()

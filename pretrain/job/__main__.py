@@ -20,7 +20,7 @@ from data_pipeline.io.home import expand_arguments, unset_empty_variables
 from data_pipeline.io.words import guard_output, shown_in_line
 from pretrain.errors import UserError
 from pretrain.job.job_kinds import JobKind, Tokenizing, Training, errors_in
-from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob
+from pretrain.job.segments import REFUSED, REQUEUE, Ending, Segments, SlurmJob
 from pretrain.job.shape import Batches, Shape, shape_to_use
 from pretrain.runs.directory import FINISHED, RunDirectory
 from pretrain.runs.facts import read_facts, read_form
@@ -99,10 +99,21 @@ def end_training(
 ) -> None:
     """Decide after the ranks ended. Answer: `finished`, `requeue` or `stop`."""
     work = Training(run)
-    refusal = Segments(work).logs(SlurmJob.read(os.environ)) / "refused"
+    refusal = Segments(work).logs(SlurmJob.read(os.environ)) / REFUSED
     refused = refusal.read_text().strip() if refusal.is_file() else ""
     ending = Ending(exit_code, job_state, preempted=preempted, asked=asked, refused=refused)
     _end(work, ending, max_stalled)
+
+
+@app.command("export-at-end")
+def export_at_end(run: RunArgument) -> None:
+    """Export a finished run that asks for it (checkpoint.export_at_end); a failure is a warning."""
+    from pretrain.config.load import load_config
+    from pretrain.export.run_exports import export_at_end as export_finished
+
+    directory = RunDirectory(run)
+    if load_config(str(directory.config), []).checkpoint.export_at_end:
+        export_finished(directory, directory.state() or "")
 
 
 @app.command("begin-tokenizing")
@@ -186,6 +197,11 @@ def main() -> None:
         app()
     except (UserError, DataError) as error:
         _say(f"error: {shown_in_line(str(error))}")
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _say(f"error: cannot use {shown_in_line(str(error.filename))}: {error.strerror}")
         sys.exit(2)
 
 

@@ -1,14 +1,16 @@
 """Kinds of Slurm job: a training run, or a task of a tokenize array.
 
 Both have a directory, a `title` for logs, a directory for the `records` and logs of segments, and
-three methods: `start` forgets the end of the segment before, so that it does not pass for the end
-of this one; `reached` is a number that grows when a restart would begin later than the last one did
-(the newest complete checkpoint's step, or the number of finished units); `outcome` is FINISHED,
-CONTINUE, STOPPED or CRASHED, after the processes ended with an exit code.
+three methods: `written` marks what says how the segment before ended, so that it does not pass for
+the end of this one; `reached` is a number that grows when a restart would begin later than the last
+one did (the newest complete checkpoint's step, or the number of finished units); `outcome` is
+FINISHED, CONTINUE, STOPPED or CRASHED, after the processes ended with an exit code, given that
+mark.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -16,7 +18,7 @@ from typing import TypeAlias
 from data_pipeline.errors import DataError
 from data_pipeline.tokenizing.plan import read_plan
 from pretrain.reporting.log_errors import error_lines
-from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDirectory
+from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED, RunDirectory
 
 CRASHED = "crashed"
 
@@ -35,16 +37,17 @@ class Training:
     def records(self) -> Path:
         return self.directory / "slurm"
 
-    def start(self) -> None:
-        run = RunDirectory(self.directory)
-        if run.state() is not None:
-            run.write_state(RUNNING)
+    def written(self) -> str:
+        try:
+            return str(os.stat(RunDirectory(self.directory).state_file).st_mtime_ns)
+        except FileNotFoundError:
+            return ""
 
     def reached(self) -> int:
         return RunDirectory(self.directory).trained_steps()
 
-    def outcome(self, exit_code: int) -> str:
-        state = RunDirectory(self.directory).state()
+    def outcome(self, exit_code: int, before: str) -> str:
+        state = RunDirectory(self.directory).state() if self.written() != before else None
         return state if state in (FINISHED, CONTINUE, STOPPED) else CRASHED
 
 
@@ -68,8 +71,9 @@ class Tokenizing:
         """Return a directory beside the shards: tokenize wants its directory for itself."""
         return self.directory.with_name(f"{self.directory.name}-slurm") / f"task_{self.index:04d}"
 
-    def start(self) -> None:
-        """Do nothing: the finished units are the only state of a task."""
+    def written(self) -> str:
+        """Return nothing: the finished units are the only state of a task."""
+        return ""
 
     def reached(self) -> int:
         try:
@@ -78,7 +82,7 @@ class Tokenizing:
             return 0  # no task has written the plan yet
         return sum(unit.record_path.is_file() for unit in units[self.index :: self.count])
 
-    def outcome(self, exit_code: int) -> str:
+    def outcome(self, exit_code: int, before: str) -> str:
         return FINISHED if exit_code == 0 else CRASHED
 
 

@@ -27,6 +27,8 @@ from pretrain.job.job_kinds import JobKind
 from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
 from pretrain.runs.storage import storage_sentence
 
+REFUSED = "refused"
+"""File of a segment's logs with the sentence of a refusal."""
 REQUEUE = "requeue"
 STOP = "stop"
 RUNNING_JOB = "RUNNING"
@@ -35,13 +37,15 @@ RUNNING_JOB = "RUNNING"
 class _Record(TypedDict):
     """A line of segments.jsonl.
 
-    Beginnings and ends have `progress`, ends have `preempted`, exclusions have `excluded`.
+    Beginnings and ends have `progress`, beginnings have `written`, ends have `preempted`,
+    exclusions have `excluded`.
     """
 
     event: Literal["begin", "end", "exclude"]
     job: str
     restart: Count
     progress: NotRequired[Count]
+    written: NotRequired[str]
     preempted: NotRequired[bool]
     excluded: NotRequired[list[str]]
 
@@ -135,9 +139,10 @@ class Segments:
         logs = self.logs(job)
         with self._writing():
             logs.mkdir(parents=True, exist_ok=True)
-            self.work.start()
+            (logs / REFUSED).unlink(missing_ok=True)  # of another job of this number
         on = {"nodes": job.nodes} if ranks is None else {"nodes": job.nodes, "ranks": ranks}
-        self._append("begin", job, {**on, "progress": reached, "logs": str(logs)})
+        facts = {"progress": reached, "logs": str(logs), "written": self.work.written()}
+        self._append("begin", job, {**on, **facts})
         return logs
 
     def logs(self, job: SlurmJob) -> Path:
@@ -189,7 +194,9 @@ class Segments:
         return decision
 
     def _decide(self, job: SlurmJob, ending: Ending, max_stalled: int) -> Decision:
-        outcome = self.work.outcome(ending.exit_code)
+        begun = [record for record in self._records(job) if record["event"] == "begin"]
+        before = begun[-1].get("written", "") if begun else ""
+        outcome = self.work.outcome(ending.exit_code, before)
         if outcome == FINISHED:
             return Decision(FINISHED, f"{self.work.title} is finished")
         if ending.job_state != RUNNING_JOB:

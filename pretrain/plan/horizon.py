@@ -91,6 +91,11 @@ def horizon_of(resolved: Resolved, tokens_per_parameter: float) -> Horizon:
     values["data.global_batch_size"] = samples
     if rate_holds:
         values["optimizer.learning_rate"] = rate
+        kind = config.optimizer.kind
+        for key, own in getattr(config.optimizer, kind, ()):
+            if key.endswith("_learning_rate") and own is not None:
+                scaled = own * rate / config.optimizer.learning_rate
+                values[f"optimizer.{kind}.{key}"] = float(f"{scaled:.2e}")
     return Horizon(
         tokens_per_parameter=tokens_per_parameter,
         parameters=parameters,

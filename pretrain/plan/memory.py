@@ -23,7 +23,7 @@ BUCKET = 500_000_000
 CONTEXT_BYTES = 1_500_000_000
 """Assumed for the CUDA context, NCCL's buffers, workspaces and gaps that no allocation can fill."""
 
-Group = tuple[Rule, tuple[int, int], bool, float]
+Group = tuple[Rule, tuple[int, int], float, float]
 """A group of the optimizer: the rule of its update, the phases in which its weights train,
 whether weight decay spares them, the factor of their learning rate.
 """
@@ -57,7 +57,8 @@ def rank_tensors(work: Workload, rank: int) -> RankTensors:
         else:
             rule = rule_of(tensor, work.config.optimizer.rules)
             factor = work.config.optimizer.rate_factor(tensor)
-            weights.append((elements, (rule, tensor.span, not tensor.decay, factor)))
+            decay = work.config.optimizer.decay_factor(tensor)
+            weights.append((elements, (rule, tensor.span, decay, factor)))
     return RankTensors(tuple(weights), frozen)
 
 

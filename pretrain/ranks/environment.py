@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from pretrain.errors import UserError
 
+REFUSAL = "ORA_REFUSAL"
+"""Variable by which a job script names the file for what all ranks refuse alike."""
+
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
@@ -109,7 +112,7 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name not in (*ranks, "ORA_REFUSAL") and not name.startswith(("TORCHELASTIC_", "SLURM_"))
+        if name not in (*ranks, REFUSAL) and not name.startswith(("TORCHELASTIC_", "SLURM_"))
     }
 
 

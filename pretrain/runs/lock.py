@@ -65,6 +65,8 @@ class RunLock:
         """Return a sentence if another process has taken the lock meanwhile, else None."""
         if not self._lease.lost:
             return None
+        if not self._path.is_dir():
+            return f"{self._path} was moved or removed in training; move it back, and start again"
         return (
             f"{self._sentence()}: this process has lost the lock, as after a suspension of more "
             f"than {EXPIRES_AFTER:.0f} s; it stops without saving"

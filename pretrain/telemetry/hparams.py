@@ -49,7 +49,8 @@ def hparams(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, HParam]:
         value = sections[section][key]
         # The model's open sizes are filled in, so they are numbers in every run.
         may_be_unset = type(None) in get_args(SECTIONS[section].model_fields[key].annotation)
-        if (may_be_unset and section != "model") or not isinstance(value, (str, float, int, bool)):
+        filled_in = section == "model" and isinstance(value, int)
+        if (may_be_unset and not filled_in) or not isinstance(value, (str, float, int, bool)):
             value = setting_text(None if value == {} else value, between_numbers=", ")
         values[name] = value
     attention = settings["attention"]

@@ -18,6 +18,8 @@ from data_pipeline.io.files import write_text_atomically
 from pretrain.errors import UserError
 
 PROJECT = "ora-pretrain"
+FINISH_SECONDS = 60.0
+"""Longest wait for wandb's server at the end; a time limit's signal comes ten minutes before it."""
 
 
 class WandbRun:
@@ -58,7 +60,11 @@ class WandbRun:
             dir=str(run_path),
             config=dict(settings),
             settings=wandb.Settings(
-                silent=True, console="off", disable_git=True, disable_code=True
+                silent=True,
+                console="off",
+                disable_git=True,
+                disable_code=True,
+                finish_timeout=FINISH_SECONDS,  # else it waits for its server without an end
             ),
         )
         try:

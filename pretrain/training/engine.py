@@ -18,7 +18,7 @@ from megatron_patches.engine.freeze import audit, parameter_groups, reduce_parti
 from megatron_patches.model.gpt import GPT
 from megatron_patches.recipe.optimizers import ADAMW, rule_of
 from megatron_patches.recipe.parts import Tensor
-from pretrain.config.deepspeed import check_zero_section
+from pretrain.config.deepspeed import check_sections
 from pretrain.config.optimizer import OptimizerSection
 from pretrain.config.resolved import Resolved
 from pretrain.optimizer.muon import MuonWithAdamW
@@ -89,7 +89,7 @@ def wrap_model(
     config, stage = resolved.config, resolved.layout.zero_stage
     settings = deepcopy(dict(resolved.deepspeed))  # DeepSpeed may keep and change it
     precision = config.precision
-    check_zero_section(settings)
+    check_sections(settings, context.mpu)
     bf16_optimizer = (
         precision.dtype == "bf16" and precision.grad_accum_dtype == "fp32" and stage == 1
     )

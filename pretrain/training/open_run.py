@@ -98,6 +98,8 @@ class Run:
     def _write_audit(self) -> None:
         """Write the audit of the live engine beside those of the phases before."""
         directory = self.resolved.directory
+        if self._note_lost_lock():
+            return
         with self.errors.recording(directory.path):
             write_audit(directory, self.phased)
 
@@ -109,6 +111,8 @@ class Run:
             in_background: return once this rank's values are copied; else once its file is written.
         """
         self.watch.at(f"the checkpoint of step {position.step}")
+        self._note_lost_lock()
+        self.settle()  # the directory may be another training's, with a checkpoint of this step
         note = self.checkpoints.save(self.engine, position, in_background)
         if note is not None:
             self.say(note)
@@ -145,7 +149,7 @@ class Run:
         Args:
             durable: wait until this record and all before it are on the disk.
         """
-        if self.telemetry is not None:
+        if self.telemetry is not None and not self._note_lost_lock():
             with self.errors.recording(self.config.run_directory.metrics):
                 self.telemetry.log(record)
                 if durable:
@@ -158,6 +162,7 @@ class Run:
             UserError: on every rank, if they are not, or if a save that is not in the background
                 has failed.
         """
+        self._note_lost_lock()
         self.settle()
         self.checkpoints.commit(good)
 
@@ -170,9 +175,18 @@ class Run:
         """Return whether this rank has an error for which all must `give_up`."""
         self.checkpoints.has_failed()  # records it
         self._say_what_is_left()
-        if self.lock is not None and (lost := self.lock.lost) is not None:
-            self.errors.record(UserError(lost))
+        self._note_lost_lock()
         return self.errors.recorded
+
+    def _note_lost_lock(self) -> bool:
+        """Return whether the directory is another training's by now, and record that as an error.
+
+        Asked before each write there: a suspension may have come at any point of a step.
+        """
+        lost = None if self.lock is None else self.lock.lost
+        if lost is not None:
+            self.errors.record(UserError(lost))
+        return lost is not None
 
     def _say_what_is_left(self) -> None:
         left = self.checkpoints.take_left()
@@ -203,7 +217,7 @@ class Run:
 
     def leave(self, state: str) -> None:
         """Write the state that the run is left in (rank 0)."""
-        if self.telemetry is not None:
+        if self.telemetry is not None and not self._note_lost_lock():
             with self.errors.recording(self.resolved.directory.path):
                 self.resolved.directory.write_state(state)
 
@@ -211,7 +225,7 @@ class Run:
         """Finish the run directory for this segment: summary if finished, then the state."""
         self.profile.close()
         self._say_what_is_left()
-        if self.telemetry is not None:
+        if self.telemetry is not None and not self._note_lost_lock():
             with self.errors.recording(self.resolved.directory.path):
                 close_run_files(self.resolved.directory, self.telemetry, state)
         self.settle()
@@ -309,7 +323,14 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
     if stored is not None:
         check_bank(str(stored.path), stored.about.frozen_bank, identity["frozen_bank"])
     errors = DeferredError(context.device)
-    checkpoints = Checkpoints(resolved, context, identity, resumed=resumed, errors=errors)
+    checkpoints = Checkpoints(
+        resolved,
+        context,
+        identity,
+        resumed=resumed,
+        errors=errors,
+        is_lost=lambda: lock is not None and lock.lost is not None,
+    )
     watch.at("the order of the samples")
     with rank_zero_acting(context, watch):
         if context.is_first:

@@ -174,12 +174,13 @@ def write_run_files(
     """
     run = resolved.directory
     remove_file(run.summary)  # of an earlier end, if the schedule was extended
-    write_text_atomically(run.config, resolved.config.to_yaml())
     if start.trunk is not None:
         take_records(start.trunk, run, start.position.step)
     write_json(run.audit, audit)
     write_json(run.environment, environment)
     write_json(run.data, data)
+    # After the record of the change: a start that dies between them is told of it once more.
+    write_text_atomically(run.config, resolved.config.to_yaml())
     run.write_state(RUNNING)
 
 

@@ -51,6 +51,9 @@ MISTAKES = [
     (TOKENIZE.replace("TMP/out", "TMP"), "TMP is not empty"),
     (f"{TOKENIZE} --name a/b", "--name 'a/b'"),
     (f"{TOKENIZE} --workers 0", "--workers 0"),
+    ("merge-manifests TMP --workers 0", "--workers 0 must be at least 1"),
+    (f"{TOKENIZE} --default-source \udcff", "--default-source '\\udcff' is not valid UTF-8"),
+    (f"verify TMP/{'long' * 70}", f"cannot use TMP/{'long' * 70}: File name too long"),
     ("train-tokenizer CORPUS --out TMP/t --vocab-size 500000", "--vocab-size 500000"),
     (
         "train-tokenizer CORPUS --out TMP/t --vocab-size 500 --model-type word",

@@ -47,7 +47,11 @@ def test_deterministic_idempotent_and_repairing(workshop: Workshop, tmp_path: Pa
     corpus = Path(shutil.copytree(workshop.corpus, tmp_path / "corpus"))
     assert not build_corpus(corpus, 8).built
     (corpus / "demo-00003.jsonl.zst").write_bytes(b"damaged")
+    mine = corpus / "demo-mine.jsonl.zst"
+    mine.write_bytes(b"mine")
     assert build_corpus(corpus, 8).built
+    assert mine.read_bytes() == b"mine"
+    mine.unlink()
     # Every file was made again, so this is determinism as well as repair.
     assert contents(corpus) == contents(workshop.corpus)
     assert json.loads((corpus / "corpus.json").read_bytes())["python"] == sys.version

@@ -305,6 +305,13 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         assert_refused(done, "nothing has no directory checkpoints", "give the directory of a run")
 
 
+def test_another_file_beside_the_checkpoints_stops_nothing(trained: Trained) -> None:
+    run = trained.copy("archived")
+    (run / "checkpoints/step_00000004.tar.gz").write_bytes(b"an archive")
+    done = train_on_warm_ranks(trained.overrides(run.name), ranks=1)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(
     os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may do everything"
 )

@@ -29,7 +29,8 @@ def test_lines_in_a_log(
 ) -> None:
     files = find_inputs([workshop.corpus]).files
     seen: list[Progress] = []
-    with ProgressLine(sum(file.size for file in files), log_seconds=0) as line:
+    with ProgressLine(log_seconds=0) as line:
+        line.total_bytes = sum(file.size for file in files)
 
         def report(progress: Progress) -> None:
             seen.append(progress)

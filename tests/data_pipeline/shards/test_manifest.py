@@ -11,7 +11,7 @@ import pytest
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest, check_shards, read_manifest, write_manifest
-from data_pipeline.shards.verify import find_problems
+from data_pipeline.shards.verify import find_problems, refuse_tokenizer
 from data_pipeline.tokenizer.tokenizer import identify
 from tests.data_pipeline.helpers import Workshop, change_checked, run
 
@@ -49,7 +49,9 @@ def test_a_foreign_tokenizer_is_named(shards: Path, tmp_path: Path) -> None:
     manifest = read_manifest(shards)
     other = tmp_path / "other.model"
     other.write_bytes(b"another")
-    assert find_problems(manifest, other)[0].startswith(f"{other} is not the tokenizer of {shards}")
+    said = f"{other} is not the tokenizer of {shards}, {manifest.tokenizer.file}; give that one"
+    with pytest.raises(DataError, match=said):
+        refuse_tokenizer(manifest, other)
     shutil.copy(other, shards / "tokenizer.model")
     assert find_problems(manifest)[0].startswith(str(shards / "tokenizer.model"))
     with pytest.raises(DataError, match=r"tokenizer\.model does not have the SHA-256"):

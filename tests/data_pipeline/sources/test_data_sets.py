@@ -24,7 +24,8 @@ from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest, read_manifest
 from data_pipeline.sources import data_sets
 from data_pipeline.sources.records import LOST
-from data_pipeline.tokenizing.plan import UNITS_NAME
+from data_pipeline.tokenizing.plan import UNITS_NAME, TokenizeOptions
+from data_pipeline.tokenizing.run import tokenize_data
 from tests.data_pipeline.helpers import (
     REPOSITORY,
     Outcome,
@@ -335,6 +336,46 @@ def test_files_that_readers_of_datasets_read(workshop: Workshop, tmp_path: Path)
     )
     done = run(*command)
     assert done.code == 0 and read_manifest(tmp_path / "text").rejects == {"empty_text": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("a.csv", "text,author\n" + "a text,a name,\n" * 40),
+        ("a.csv", "text\n" + "a text, with a comma\n" * 40),
+        ("tables/a.csv", "text,author\n" + "a text,a name,\n" * 40),
+    ],
+)
+def test_a_table_with_more_fields_than_names_is_refused(
+    name: str, table: str, workshop: Workshop, tmp_path: Path
+) -> None:
+    """Else pandas takes the first field for a number of the row, and the next one for the text."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(table)
+    entry = f"csv:{(tmp_path / name).parent if '/' in name else tmp_path / name}"
+    said = run(*workshop.command(tmp_path / "out", corpus=entry)).sentence()
+    assert "rows have more fields than the first line has names; quote texts that hold" in said
+
+
+def test_a_directory_of_tables_by_tabs_is_read_by_tabs(workshop: Workshop, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    rows = [f"a text, with a comma {number}\n" for number in range(40)]
+    (tmp_path / "tables/a.tsv").write_text("text\n" + "".join(rows))
+    done = run(*workshop.command(tmp_path / "out", corpus=f"csv:{tmp_path}/tables"))
+    assert done.code == 0 and read_manifest(tmp_path / "out").rejects == {}
+    verified = run("verify", tmp_path / "out")
+    assert "40 documents of 1 units are as in the source text" in verified.out
+
+
+def test_of_texts_in_memory_only_the_odd_ones_are_left_out(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    odd = {100: "half \ud800", 700: b"bytes", 900: 5, 1300: None}
+    texts = [odd.get(number, f"a text of words {number}") for number in range(1500)]
+    options = TokenizeOptions("x")
+    manifest = tokenize_data(texts, workshop.model, tmp_path / "out", options)
+    assert sum(shard.documents for shard in manifest.shards) == 1496
+    assert manifest.rejects == {"lone_surrogate": 1, "missing_text": 1, "text_not_string": 2}
 
 
 def test_damage_in_the_middle_of_a_shard_is_named_and_the_rest_is_kept(

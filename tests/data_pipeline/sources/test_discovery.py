@@ -8,6 +8,7 @@ import pytest
 
 from data_pipeline.errors import DataError
 from data_pipeline.sources.discovery import find_inputs
+from data_pipeline.sources.hub import find_origin
 
 
 def test_inputs_are_sorted_and_named_below_their_common_directory(tmp_path: Path) -> None:
@@ -38,6 +39,14 @@ def test_inputs_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="there is no"):
         find_inputs([tmp_path / "empty"])
+
+
+def test_another_programs_download_json_is_no_origin(tmp_path: Path) -> None:
+    (tmp_path / "download.json").write_text('{"url": "a"}')
+    assert find_origin(tmp_path / "corpus") is None
+    (tmp_path / "download.json").write_text('{"revision": "a"}')
+    with pytest.raises(DataError, match="delete it and download again"):
+        find_origin(tmp_path / "corpus")
 
 
 def test_hidden_directories_are_passed_over_below_an_input_but_not_above(tmp_path: Path) -> None:

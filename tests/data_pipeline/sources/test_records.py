@@ -17,6 +17,7 @@ import pytest
 import zstandard
 
 from data_pipeline.errors import DataError
+from data_pipeline.io.files import LFS_POINTER
 from data_pipeline.sources.cutting import TEXT_CHARACTERS, Cutter
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.records import Document, RecordReader, Reject, read_documents
@@ -358,6 +359,8 @@ TAR = "the file is a tar archive; unpack it first"
         ("a.txt", tar_archive(), TAR),
         ("a.txt.gz", gzip.compress(tar_archive()), TAR),
         ("a.jsonl.zst", zstandard.compress(tar_archive()), TAR),
+        ("a.txt", LFS_POINTER + b"v1\n", "the file is a pointer of Git LFS; fetch the file"),
+        ("a.jsonl", LFS_POINTER + b"v1\n", "the file is a pointer of Git LFS; fetch the file"),
     ],
     ids=lambda value: "",
 )

@@ -58,7 +58,7 @@ def test_a_model_that_rewrites_text(workshop: Workshop, tmp_path: Path) -> None:
     model = _train(workshop, tmp_path / "nfkc.model", byte_fallback=True)
     corpus = write_texts(tmp_path / "x.jsonl", ["two  spaces", "the word", "the \ufb01rst\nline"])
     arguments = ("tokenize", corpus, "--tokenizer", model, "--name", "x", "--out", tmp_path / "out")
-    assert "changes the text (normalisation 'nmt_nfkc')" in run(*arguments).sentence()
+    assert "changes the text (normalisation 'nmt_nfkc', " in run(*arguments).sentence()
     assert run(*arguments, "--allow-lossy").code == 0
     assert read_manifest(tmp_path / "out").encoding["lossy_documents"] == 2
     verified = run("verify", tmp_path / "out")
@@ -74,6 +74,15 @@ def test_a_dummy_prefix_loses_nothing(workshop: Workshop, tmp_path: Path) -> Non
     done = run("tokenize", corpus, "--tokenizer", model, "--name", "x", "--out", tmp_path / "out")
     assert done.code == 0 and "puts a space before it" in done.out
     assert "4 documents of 1 units are as in the source text" in run("verify", tmp_path / "out").out
+
+
+def test_a_dummy_suffix_is_kept_and_so_changes_the_text(workshop: Workshop, tmp_path: Path) -> None:
+    suffix = {"treat_whitespace_as_suffix": True, "model_type": "bpe", "byte_fallback": True}
+    model = _train(workshop, tmp_path / "s.model", **_STRICT, **suffix)
+    assert not open_tokenizer(model).lossless
+    corpus = write_texts(tmp_path / "x.jsonl", [_KNOWN])
+    arguments = ("tokenize", corpus, "--tokenizer", model, "--name", "x", "--out", tmp_path / "out")
+    assert "changes the text (normalisation 'identity', treat" in run(*arguments).sentence()
 
 
 def test_a_tokenizer_json(workshop: Workshop, tmp_path: Path) -> None:

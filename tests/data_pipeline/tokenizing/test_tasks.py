@@ -23,6 +23,9 @@ def test_tasks_and_merging_give_the_bytes_of_one_machine(
     """Two tasks of more workers than units in one directory, and one whose files are copied."""
     out = tmp_path / "out"
     share = ("--num-tasks", "3", "--task")
+    begun = workshop.run(tmp_path / "begun", files_per_shard=1)
+    sizes = [begun.input_bytes(Task(index, 3)) for index in range(3)]
+    assert sum(sizes) == begun.input_bytes(Task(0, 1)) > max(sizes)
     for task, workers in (("2", "2"), ("0", "16")):
         done = run(*workshop.command(out, *share, task, "--workers", workers))
         assert done.code == 0 and f"task {task} of 3" in done.out, done.err

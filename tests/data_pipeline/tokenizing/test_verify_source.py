@@ -76,14 +76,15 @@ def test_inputs_that_moved_changed_or_are_gone(
     (shards / "location.json").write_bytes(to_checked_json({"inputs": str(gone)}))
     problems, remark = compare_with_source(manifest)
     assert problems == [] and f"the inputs are not at {gone}" in remark
-    assert compare_with_source(manifest, gone)[0] == [f"{gone} is not the directory of the inputs"]
+    with pytest.raises(DataError, match=f"{gone} is not the directory of the inputs; the shards"):
+        compare_with_source(manifest, gone)
     problems, remark = compare_with_source(manifest, moved, most_units=8)
     assert problems == [] and "documents of 8 units are as in the source text" in remark
     assert int(remark.split()[0]) > 500
     first = min(moved.glob("*.zst"))
     first.write_bytes(first.read_bytes()[::-1])
     sentence = run("verify", shards, "--inputs", moved).sentence()
-    assert f"{first} is not what was tokenised" in sentence
+    assert f"{first} is not what was tokenised; the shards are whole: give --inputs" in sentence
 
 
 def test_texts_that_the_tokenizer_changes_agree_with_their_source(

@@ -21,6 +21,7 @@ from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
 from pretrain.ranks.watch import Watch, end_process, others_waiting, watching
+from pretrain.training import loop
 from pretrain.training.loop import run_steps, train_step
 from pretrain.training.open_run import open_run
 
@@ -106,6 +107,31 @@ def loses_its_lock(payload: dict[str, Any]) -> str:
             run_steps(run, signals)
     except UserError as error:
         return str(error)
+    return "it went on"
+
+
+def loses_its_lock_in_a_step(payload: dict[str, Any]) -> str:
+    """Another process takes the lock when a step's flags are known: a suspension may come there.
+
+    The time since the last look at the lock is made to count as long.
+    """
+    lease.CONFIRMED_FOR = 0.0
+    signals = StopSignals()
+
+    def train_and_sleep(run: Any, *arguments: Any) -> Any:
+        made = train_step(run, *arguments)
+        if run.lock is not None:
+            (run.config.run_path / "lock").write_text(payload["holder"])
+        return made
+
+    loop.train_step = train_and_sleep
+    try:
+        with open_run(load_config("demo", payload["overrides"])) as run:
+            run_steps(run, signals)
+    except UserError as error:
+        return str(error)
+    finally:
+        loop.train_step = train_step
     return "it went on"
 
 

@@ -108,6 +108,7 @@ def test_other_ranks_files_are_looked_for_once_the_checkpoint_may_count(tmp_path
         about=about(),
         world_size=2,
         timeout=10,
+        is_lost=lambda: False,
         when_complete=lambda path: None,
     )
     saving.wait_for_own_part()

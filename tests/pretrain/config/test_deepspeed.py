@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pretrain.config.deepspeed import PASSED_ON, REFUSED, check_zero_section
+from pretrain.config.deepspeed import PASSED_ON, REFUSED, check_sections, check_zero_section
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.config.show import render_show
@@ -88,6 +88,30 @@ def test_deepspeed_accepts_the_result_without_complaint(stage: str, dtype: str) 
     assert read.grad_accum_dtype == "fp32"
     assert str(read.communication_data_type) == "torch.float32"
     assert read.steps_per_print is None
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("zero_optimization.round_robin_gradients=true", "need DeepSpeed's own order of the"),
+        ("bf16.bf16_optimizer_states=true", "the optimizer keeps fp32 weights and states"),
+        ("bf16.bf16_master_weights_and_grads=true", "the optimizer keeps fp32 weights and states"),
+        ("zero_optimization.reduce_bucket_size=auto", "is 'auto'; it must be a number"),
+        ("data_types.foo=fp32", "'data_types.foo' is not one that DeepSpeed knows; it knows grad"),
+        ("bf16.immediate_grad_updat=true", "BF16Config: 'immediate_grad_updat' is True: extra"),
+        ("tensorboard.enabld=true", "'tensorboard.enabld' is True: extra inputs"),
+        ("comms_logger=1", "deepspeed settings: "),
+        ("flops_profiler.enabled=x", "DeepSpeed cannot read them (unsupported operand"),
+        (
+            "checkpoint.tag_validation=nope",
+            "cannot read them (Checkpoint config contains invalid",
+        ),
+    ],
+)
+def test_a_key_or_value_of_any_section_is_refused_in_a_sentence(override: str, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        alone = demo("parallel.tensor_model_parallel_size=1", f"deepspeed.overrides.{override}")
+        check_sections(resolve(alone, 1).deepspeed, None)
 
 
 def test_every_shipped_key_is_explained() -> None:
@@ -195,7 +219,7 @@ def test_nothing_is_shared_between_calls() -> None:
         ({"zero_optimization": {"stge": 1}}, ["'zero_optimization.stge'", "did you mean 'stage'"]),
         (
             {"zero_optimization": {"reduce_bucket_size": "big"}},
-            ["'zero_optimization.reduce_bucket_size'", "integer"],
+            ["'zero_optimization.reduce_bucket_size'", "number"],
         ),
         ({"optimizer": {"type": "Adam"}}, ["'optimizer'", "section 'optimizer'"]),
         ({"scheduler": {"type": "WarmupLR"}}, ["'scheduler'", "section 'schedule'"]),

@@ -28,6 +28,15 @@ def test_room_for_the_checkpoints(tmp_path: Path) -> None:
         disk_facts(large)
 
 
+def test_room_is_that_of_the_phase_that_trains_most(tmp_path: Path) -> None:
+    overrides = tiny_overrides(tmp_path / "shards", tmp_path / "runs", "room")
+    facts = [
+        disk_facts(load_config("demo", [*overrides, f"attention.variant={variant}"]))
+        for variant in ("unfreeze", "orthogonal_trainable")
+    ]
+    assert facts[0]["checkpoint"] == facts[1]["checkpoint"]
+
+
 def test_only_complete_checkpoints_make_room_for_others(tmp_path: Path) -> None:
     config = load_config("demo", tiny_overrides(tmp_path / "shards", tmp_path / "runs", "room"))
     needed = disk_facts(config)["needed"]

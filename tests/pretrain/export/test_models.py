@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pretrain.errors import UserError
-from pretrain.export.models import model_digest, read_language_model, read_tokenizer
+from pretrain.export.models import (
+    model_digest,
+    read_language_model,
+    read_tokenizer,
+    require_transformers,
+)
+
+
+def test_a_models_code_has_room_where_the_home_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("HF_MODULES_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", "/proc/nohome")
+    require_transformers("export")
+    assert Path(os.environ["HF_MODULES_CACHE"]).is_dir()
 
 
 def test_the_identity_is_of_everything_that_decides_the_outputs(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from pretrain.job.job_kinds import Training, errors_in
 from pretrain.job.segments import REQUEUE, STOP, Decision, Ending, Segments, SlurmJob
 from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDirectory
 from tests.fabricated_checkpoints import bare_checkpoint
+from tests.ranks import ROOT
 
 FIRST = SlurmJob("7", 0, "n[1-2]")
 
@@ -63,7 +68,30 @@ def test_a_crash_is_not_taken_for_the_end_of_the_segment_before(tmp_path: Path) 
     for state in (CONTINUE, FINISHED, STOPPED):
         RunDirectory(tmp_path).write_state(state)
         assert end(tmp_path, None, Ending(1, "RUNNING")).reason.startswith("crashed")
-    assert RunDirectory(tmp_path).state() == RUNNING
+        assert RunDirectory(tmp_path).state() == state  # of what was finished nothing is lost
+
+
+def test_what_another_job_of_the_number_refused_is_forgotten(tmp_path: Path) -> None:
+    refused = segments(tmp_path).begin(FIRST, 3) / "refused"
+    refused.write_text("checkpoint X is damaged")
+    assert segments(tmp_path).begin(FIRST, 3) == refused.parent and not refused.exists()
+
+
+@pytest.mark.skipif(
+    os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may do everything"
+)
+def test_a_state_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "state").touch(mode=0o000)
+    as_anybody = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    command = [*(as_anybody if os.geteuid() == 0 else []), sys.executable, "-m", "pretrain.job"]
+    command += ["end-training", str(tmp_path), "--exit-code", "1", "--job-state", "RUNNING"]
+    environment = {**os.environ, "SLURM_JOB_ID": "7"}
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, text=True, capture_output=True, timeout=60
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"{tmp_path / 'state'}" in done.stderr
 
 
 def test_crash_loop_is_counted_by_beginnings_without_a_newer_checkpoint(tmp_path: Path) -> None:

@@ -384,3 +384,11 @@ def test_the_overrides_of_a_horizon_give_a_run_of_that_horizon(
     same = [word for word in asked.horizon.overrides if not word.endswith("null")]
     assert list(pasted.horizon.overrides) == same
     assert "horizon" not in as_json(planned(config, gpus=2))
+
+
+def test_the_rates_of_muons_other_weights_move_with_its_own() -> None:
+    asked = planned("base_modern", gpus=8, chinchilla=20)
+    assert asked.horizon is not None
+    section = planned("base_modern", *asked.horizon.overrides, gpus=8).config.optimizer
+    own = (section.muon.embedding_learning_rate, section.muon.vector_learning_rate)
+    assert own == (section.learning_rate, section.learning_rate)

@@ -119,3 +119,18 @@ def test_whoever_lost_it_says_so_and_leaves_it_to_the_other(
     )
     lock.release()
     assert json.loads(file.read_text()) == ELSEWHERE
+
+
+def test_a_lost_lock_is_seen_at_once_after_a_suspension(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = RunLock(tmp_path / "r")
+    assert lock.take() and lock.lost is None
+    (tmp_path / "r/lock").write_text(json.dumps(ELSEWHERE))
+    assert lock.lost is None  # the file was looked at a moment ago
+    monkeypatch.setattr(lease, "CONFIRMED_FOR", 0.0)
+    assert "has lost the lock, as after a suspension" in str(lock.lost)
+    (tmp_path / "r/lock").unlink()
+    (tmp_path / "r").rmdir()
+    assert "r was moved or removed in training; move it back" in str(lock.lost)
+    lock.release()

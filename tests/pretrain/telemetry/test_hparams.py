@@ -30,6 +30,9 @@ def test_columns_and_their_types_are_the_same_in_every_run() -> None:
     spelled_out = ["attention.variant=orthogonal", "attention.shared=true"]
     shown = hparams(load_config("demo", spelled_out).values)["attention.variant"]
     assert shown == "orthogonal_shared"
+    for cap in ("null", "30"):
+        capped = hparams(load_config("demo", [f"model.logit_softcap={cap}"]).values)
+        assert isinstance(capped["model.logit_softcap"], str)
     by_tokens = hparams(
         load_config("demo", ["schedule.steps=null", "schedule.tokens=1000000"]).values
     )
