@@ -97,12 +97,13 @@ def test_fewer_nodes(drills: Drills) -> None:
 
 @drill(nodes=2)
 def test_two_nodes_of_two_ranks(drills: Drills) -> None:
-    """Tensor parallel within a node, data parallel across."""
+    """Tensor parallel within a node, data parallel across; the export is made after the ranks."""
     nodes_seen = drills.new_directory("nodes_seen")
     site = nodes_seen.with_suffix(".sh")
     site.write_text(f"ora_every_node() {{ touch {nodes_seen}/$SLURMD_NODENAME; }}\n")
     settings = {"ORA_SITE": site, "ORA_DOCTOR": 1, "ORA_INTERFACE": "eth0"}
-    job = drills.train("two_nodes", ranks=4, settings=settings)
+    at_end = {"checkpoint__export_at_end": "true"}
+    job = drills.train("two_nodes", ranks=4, settings=settings, **at_end)
     ended = job.end()
     assert (ended.state, ended.restarts) == ("COMPLETED", 0), job.describe()
     drills.assert_finished(job)
@@ -114,6 +115,8 @@ def test_two_nodes_of_two_ranks(drills: Drills) -> None:
     layout = json.loads((job.run / "environment.json").read_text())
     assert (layout["tensor_model_parallel_size"], layout["data_parallel_size"]) == (2, 2)
     assert json.loads((logs / "doctor.json").read_text())["bad_nodes"] == []
+    assert (job.run / f"exports/step_{STEPS:08d}/export.json").is_file() and "exported" in job.log
+    assert not any("exported" in path.read_text() for path in logs.glob("rank_*.log"))
 
     again = drills.train("two_nodes", ranks=4)  # finished is final
     assert again.end().state == "COMPLETED" and "is finished: nothing to do" in again.log
