@@ -9,10 +9,12 @@ import pytest
 
 from pretrain.checkpoint.resuming import Start
 from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.position import Position
 from pretrain.training.earlier import Earlier, read_earlier
+from pretrain.training.run_files import write_run_files
 
 RESUMED = Start(position=Position(4, 32, 1024))
 SEGMENTS = [{"first_step": 1, "changes": {}, "started": "2026-11-20T10:00:00+0000"}]
@@ -36,6 +38,18 @@ def test_what_is_whole_is_read_and_from_step_0_nothing(tmp_path: Path) -> None:
     assert earlier.audit == {"phases": [{"phase": 0}]} and earlier.lost == earlier.notes == ()
     config.run_directory.config.write_text("[")
     assert read_earlier(config.run_directory, Start(), fall_back=False) == Earlier()
+
+
+def test_a_start_that_dies_before_its_record_is_compared_with_the_settings_before(
+    tmp_path: Path,
+) -> None:
+    """Else the next start finds its own settings there, and no change to record."""
+    before = written(tmp_path).run_directory.config.read_text()
+    overrides = ["run.name=r", f"run.directory={tmp_path}", "optimizer.learning_rate=0.01"]
+    changed = resolve(load_config("demo", overrides), 2)
+    with pytest.raises(TypeError):
+        write_run_files(changed, RESUMED, {}, environment={"segments": object()}, data={})
+    assert changed.directory.config.read_text() == before
 
 
 def cut(text: str) -> str:
