@@ -28,7 +28,11 @@ _CHUNK_TOKENS = 1 << 24
 
 
 def refuse_tokenizer(manifest: Manifest, tokenizer: Path) -> None:
-    """Raise DataError for a model that is not the directory's own."""
+    """Refuse a model that is not the directory's own.
+
+    Raises:
+        DataError: If it is another.
+    """
     if sha256_file(tokenizer) != manifest.tokenizer.sha256:
         raise DataError(
             f"{tokenizer} is not the tokenizer of {manifest.directory}, "

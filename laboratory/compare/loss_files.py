@@ -274,8 +274,8 @@ def _metric(keys: Sequence[str], requested: str | None, path: Path, *, table: bo
             candidates = [key for key in keys if _plain(key) == "loss"]
     if candidates and _NOT_LOSSES.search(_plain(candidates[0])):
         raise UserError(
-            f"{path}: {candidates[0]} is no loss by its name; give losses in nats per token, which "
-            "are logarithms of perplexities, or in bits per byte"
+            f"{path}: {candidates[0]} is not a loss by its name; give losses in nats per token, "
+            "which are logarithms of perplexities, or in bits per byte"
         )
     if len(candidates) == 1:
         return candidates[0]

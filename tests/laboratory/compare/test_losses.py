@@ -258,7 +258,7 @@ def test_bad_tables_are_refused_in_a_sentence(text: str, said: str, tmp_path: Pa
 @pytest.mark.parametrize("metric", ["ppl", "eval/perplexity", "val_acc", "token accuracy"])
 def test_what_is_no_loss_is_not_compared_as_one(metric: str, tmp_path: Path) -> None:
     table = file(tmp_path, TABLE.replace("loss", metric))
-    with pytest.raises(UserError, match=f"{metric} is no loss by its name; give losses in nats"):
+    with pytest.raises(UserError, match=f"{metric} is not a loss by its name; give losses in nats"):
         compare_losses([table], metric=metric)
 
 
