@@ -323,9 +323,11 @@ def find_origin(root: Path) -> dict[str, Any] | None:
 def _is_own(path: Path) -> bool:
     """Return whether a file may be a record of this program: one of another has other keys."""
     try:
-        return "revision" in parse_json(read_regular(path))
-    except (OSError, ValueError, TypeError):
+        content = parse_json(read_regular(path))
+    except (OSError, ValueError):
         return True  # which `read_download` says
+    keys = Download.__annotations__.keys()
+    return not isinstance(content, dict) or not content or bool(keys & content.keys())
 
 
 def repeat(

@@ -139,10 +139,10 @@ def sample(
     for text in prompts:
         if text != text.encode(errors="replace").decode():
             raise UserError(f"--prompt {text!r} is not UTF-8; give it in --prompt-file, in UTF-8")
+    typer.echo(f"sampling from {path}; the imports take a while", err=True)
     from pretrain.export.sampling import Sampler, Sampling
 
     sampling = Sampling(tokens, 0.0 if greedy else temperature, top_p, seed)
-    typer.echo(f"sampling from {path}; the imports take a while", err=True)
     from pretrain.export.models import require_transformers
     from pretrain.export.run_exports import exported
 

@@ -25,6 +25,7 @@ from data_pipeline.io.forms import Count
 from pretrain.errors import UserError
 from pretrain.job.job_kinds import JobKind
 from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
+from pretrain.runs.removal import remove_file
 from pretrain.runs.storage import storage_sentence
 
 REFUSED = "refused"
@@ -139,7 +140,7 @@ class Segments:
         logs = self.logs(job)
         with self._writing():
             logs.mkdir(parents=True, exist_ok=True)
-            (logs / REFUSED).unlink(missing_ok=True)  # of another job of this number
+            remove_file(logs / REFUSED)  # of another job of this number
         on = {"nodes": job.nodes} if ranks is None else {"nodes": job.nodes, "ranks": ranks}
         facts = {"progress": reached, "logs": str(logs), "written": self.work.written()}
         self._append("begin", job, {**on, **facts})
