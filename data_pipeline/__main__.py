@@ -267,7 +267,9 @@ def main() -> None:
     except OSError as error:
         if error.filename is None:
             raise
-        typer.echo(f"error: cannot use {shown_in_line(error.filename)}: {error.strerror}", err=True)
+        typer.echo(
+            f"error: cannot use {shown_in_line(str(error.filename))}: {error.strerror}", err=True
+        )
         sys.exit(2)
     except (MemoryError, RuntimeError, ImportError) as error:
         if (sentence := limit_sentence(error)) is None:

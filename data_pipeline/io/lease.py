@@ -146,8 +146,8 @@ def _holder(content: bytes) -> Holder | None:
         return None
 
 
-def _awake_or_not() -> float:
-    """Return seconds that also pass while the machine sleeps."""
+def _boot_seconds() -> float:
+    """Return the seconds since boot, those of a sleep included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -239,7 +239,7 @@ class Lease:
 
         Where the last renewal is too long ago, as after a suspension, the file is read here.
         """
-        if not self._lost and _awake_or_not() - self._confirmed > CONFIRMED_FOR:
+        if not self._lost and _boot_seconds() - self._confirmed > CONFIRMED_FOR:
             with contextlib.suppress(OSError):
                 self._lost = not self._confirm()
         return self._lost
@@ -275,7 +275,7 @@ class Lease:
             self._path.unlink()
             raise
         self._content = content
-        self._confirmed = _awake_or_not()
+        self._confirmed = _boot_seconds()
         return True
 
     def _look(self) -> _Seen | None:
@@ -345,7 +345,7 @@ class Lease:
 
     def _confirm(self) -> bool:
         """Return whether the lease is this process's own, and note when it was."""
-        now = _awake_or_not()
+        now = _boot_seconds()
         if own := self._is_own():
             self._confirmed = now
         return own
