@@ -37,9 +37,7 @@ class Sampling:
         if self.tokens < 1:
             raise UserError(f"tokens {self.tokens} must be at least 1")
         if not (self.temperature == 0 or 1e-4 <= self.temperature <= 1e4):
-            raise UserError(
-                f"temperature {self.temperature:g} must be 0 or from 0.0001 to 10000"
-            )
+            raise UserError(f"temperature {self.temperature:g} must be 0 or from 0.0001 to 10000")
         if not 0 <= self.top_p <= 1:  # NaN passes typer's limits
             raise UserError(f"top-p {self.top_p:g} must be from 0 to 1")
 
