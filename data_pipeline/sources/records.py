@@ -267,9 +267,10 @@ class RecordReader:
         """
         if isinstance(batch, dict):
             self.lines += 1
-            is_text = all(_is_text(text) for text in batch.values() if isinstance(text, str))
-            half = Reject(self.lines, "lone_surrogate", "half of a surrogate pair")
-            yield batch if is_text else half
+            if all(_is_text(text) for text in batch.values() if isinstance(text, str)):
+                yield batch
+            else:
+                yield Reject(self.lines, "lone_surrogate", "half of a surrogate pair")
             return
         columns = list(zip(batch.schema.names, batch.columns, strict=True))
         for number in range(batch.num_rows):

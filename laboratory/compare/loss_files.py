@@ -36,7 +36,7 @@ HELD_OUT = frozenset(
 ) | {"lossvalidation", "lossvalid", "lossval", "losseval", "bpb", "bitsperbyte"}
 """Names of losses of held-out text, without what is between their words."""
 _NOT_LOSSES = re.compile("perplexity|ppl|accuracy|acc$")
-"""What names of perplexities and accuracies have, without what is between their words."""
+"""Parts of the names of perplexities and accuracies, without what is between their words."""
 STEPS = frozenset(
     {"step", "steps", "globalstep", "trainerglobalstep", "iteration", "iter", "epoch", "tokens"}
 )

@@ -46,8 +46,8 @@ class Training:
     def reached(self) -> int:
         return RunDirectory(self.directory).trained_steps()
 
-    def outcome(self, exit_code: int, before: str) -> str:
-        state = RunDirectory(self.directory).state() if self.written() != before else None
+    def outcome(self, exit_code: int, earlier_mark: str) -> str:
+        state = RunDirectory(self.directory).state() if self.written() != earlier_mark else None
         return state if state in (FINISHED, CONTINUE, STOPPED) else CRASHED
 
 
@@ -82,7 +82,7 @@ class Tokenizing:
             return 0  # no task has written the plan yet
         return sum(unit.record_path.is_file() for unit in units[self.index :: self.count])
 
-    def outcome(self, exit_code: int, before: str) -> str:
+    def outcome(self, exit_code: int, earlier_mark: str) -> str:
         return FINISHED if exit_code == 0 else CRASHED
 
 

@@ -196,8 +196,8 @@ class Segments:
 
     def _decide(self, job: SlurmJob, ending: Ending, max_stalled: int) -> Decision:
         begun = [record for record in self._records(job) if record["event"] == "begin"]
-        before = begun[-1].get("written", "") if begun else ""
-        outcome = self.work.outcome(ending.exit_code, before)
+        earlier_mark = begun[-1].get("written", "") if begun else ""
+        outcome = self.work.outcome(ending.exit_code, earlier_mark)
         if outcome == FINISHED:
             return Decision(FINISHED, f"{self.work.title} is finished")
         if ending.job_state != RUNNING_JOB:

@@ -92,9 +92,9 @@ def horizon_of(resolved: Resolved, tokens_per_parameter: float) -> Horizon:
     if rate_holds:
         values["optimizer.learning_rate"] = rate
         kind = config.optimizer.kind
-        for key, own in getattr(config.optimizer, kind, ()):
-            if key.endswith("_learning_rate") and own is not None:
-                scaled = own * rate / config.optimizer.learning_rate
+        for key, other_rate in getattr(config.optimizer, kind, ()):
+            if key.endswith("_learning_rate") and other_rate is not None:
+                scaled = other_rate * rate / config.optimizer.learning_rate
                 values[f"optimizer.{kind}.{key}"] = float(f"{scaled:.2e}")
     return Horizon(
         tokens_per_parameter=tokens_per_parameter,

@@ -119,10 +119,10 @@ def loses_its_lock_in_a_step(payload: dict[str, Any]) -> str:
     signals = StopSignals()
 
     def train_and_sleep(run: Any, *arguments: Any) -> Any:
-        made = train_step(run, *arguments)
+        result = train_step(run, *arguments)
         if run.lock is not None:
             (run.config.run_path / "lock").write_text(payload["holder"])
-        return made
+        return result
 
     loop.train_step = train_and_sleep
     try:

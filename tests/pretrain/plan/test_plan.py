@@ -390,5 +390,5 @@ def test_the_rates_of_muons_other_weights_move_with_its_own() -> None:
     asked = planned("base_modern", gpus=8, chinchilla=20)
     assert asked.horizon is not None
     section = planned("base_modern", *asked.horizon.overrides, gpus=8).config.optimizer
-    own = (section.muon.embedding_learning_rate, section.muon.vector_learning_rate)
-    assert own == (section.learning_rate, section.learning_rate)
+    rates = (section.muon.embedding_learning_rate, section.muon.vector_learning_rate)
+    assert rates == (section.learning_rate, section.learning_rate)

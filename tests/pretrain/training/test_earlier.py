@@ -44,12 +44,12 @@ def test_a_start_that_dies_before_its_record_is_compared_with_the_settings_befor
     tmp_path: Path,
 ) -> None:
     """Else the next start finds its own settings there, and no change to record."""
-    before = written(tmp_path).run_directory.config.read_text()
+    earlier_config = written(tmp_path).run_directory.config.read_text()
     overrides = ["run.name=r", f"run.directory={tmp_path}", "optimizer.learning_rate=0.01"]
     changed = resolve(load_config("demo", overrides), 2)
     with pytest.raises(TypeError):
         write_run_files(changed, RESUMED, {}, environment={"segments": object()}, data={})
-    assert changed.directory.config.read_text() == before
+    assert changed.directory.config.read_text() == earlier_config
 
 
 def cut(text: str) -> str:
