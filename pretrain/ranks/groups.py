@@ -132,6 +132,9 @@ def initialize_distributed(
             # Second copies of the groups, for parts of megatron-core that are not used here.
             create_gloo_process_groups=False,
         )
+    if backend == "gloo":
+        # A rank that has its last group may close it while gloo on another still connects to it.
+        dist.barrier()
     prepare_megatron_core(device)
     return ParallelContext(
         rank=launch.rank,
