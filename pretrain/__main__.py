@@ -232,6 +232,8 @@ def show(
     """
     from pretrain.config.show import render_show, render_tensors
 
+    if tensors and meanings:
+        raise UserError("--tensors prints no keys, so --meanings has none to explain; drop one")
     if tensors:
         typer.echo(render_tensors(config, overrides or []))
     else:

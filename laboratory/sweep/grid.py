@@ -121,7 +121,7 @@ def read_grid(name_or_path: str) -> Grid:
         UserError: no such file, not YAML, unknown or impossible keys, or a key given twice.
     """
     path, shown_as = locate(name_or_path, "grid", *GRIDS)
-    draft = read_yaml(path, shown_as)
+    draft = read_yaml(path, shown_as, "grid")
     keys = [info.alias or name for name, info in GridFile.model_fields.items()]
     for key in draft.values:
         if key not in keys:

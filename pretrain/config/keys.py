@@ -11,7 +11,6 @@ from pydantic.fields import FieldInfo
 
 from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
 from pretrain.config.removed import (
-    FORMER_KEYS,
     PHASES,
     present_key,
     removed_sentence,
@@ -61,7 +60,7 @@ def by_section(content: Mapping[str, Any]) -> dict[str, Any]:
             continue
         flat.setdefault(name, {})
         for key, value in keys.items():
-            path = FORMER_KEYS.get(f"{name}.{key}", f"{name}.{key}")
+            path = present_key(f"{name}.{key}")
             if path in SECTIONS:
                 flat[path] = flat.get(path, {}) | value if isinstance(value, Mapping) else value
             else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_patches.recipe.optimizers import factor_of_name, rule_of
+from megatron_patches.recipe.optimizers import rule_of
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
@@ -95,11 +95,10 @@ def _check_same_groups(config: Config) -> None:
     groups would wait for each other.
     """
     size = config.parallel.tensor_model_parallel_size
-    decays = config.optimizer.weight_decay_factors
     for phase, inventory in enumerate(config.inventories):
         groups: list[dict[tuple[Any, ...], str]] = [{} for _ in range(size)]
         for tensor in (tensor for tensor in inventory if tensor.trains):
-            decay = tensor.decay and len(tensor.shape) > 1 and factor_of_name(tensor.name, decays)
+            decay = config.optimizer.decay_factor(tensor)
             rule = rule_of(tensor, config.optimizer.rules).name
             group = (tensor.span, rule, config.optimizer.rate_factor(tensor), decay)
             for rank, rank_groups in enumerate(groups):

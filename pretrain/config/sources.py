@@ -35,7 +35,7 @@ FLOAT = re.compile(
 
 
 class YamlProblem(ValueError):
-    """Text that is not YAML; the message completes `the value ...`."""
+    """Text that is not the YAML that is wanted; the message completes `the value ...`."""
 
 
 def _is_plain(node: yaml.Node) -> bool:
@@ -119,11 +119,12 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def read_yaml(path: Path, shown_as: str) -> Draft:
-    """Read a YAML mapping of sections.
+def read_yaml(path: Path, shown_as: str, kind: str = "config") -> Draft:
+    """Read a YAML mapping.
 
     Args:
         shown_as: Name of the file in messages.
+        kind: What the file is, for messages.
 
     Raises:
         UserError: the file cannot be read, is not YAML or not a mapping, holds a key twice, or a
@@ -134,25 +135,26 @@ def read_yaml(path: Path, shown_as: str) -> Draft:
             content = file.read(LARGEST_YAML + 1)
         if len(content) > LARGEST_YAML:
             raise UserError(
-                f"config {shown_as} is longer than {LARGEST_YAML:,} bytes; a configuration has "
+                f"{kind} {shown_as} is longer than {LARGEST_YAML:,} bytes; a file of settings has "
                 "a few thousand: give that file"
             )
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"config {shown_as} cannot be read: {reason}") from None
+        raise UserError(f"{kind} {shown_as} cannot be read: {reason}") from None
     try:
         node = _compose(text)
         if not isinstance(node, yaml.MappingNode):
-            raise UserError(
-                f"config {shown_as} must be a mapping of sections, "
-                "such as `model:` with indented keys below it"
+            raise YamlProblem(
+                "must be a mapping of sections, such as `model:` with indented keys below it"
+                if kind == "config"
+                else "must be a mapping, one `key: value` on a line"
             )
         draft = Draft(shown_as)
         _record_lines(node, (), shown_as, draft.origins)
         draft.values = _construct(node)
     except YamlProblem as problem:
-        raise UserError(f"config {shown_as} {problem}") from None
+        raise UserError(f"{kind} {shown_as} {problem}") from None
     return draft
 
 
@@ -207,17 +209,15 @@ def _record_lines(
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise UserError(f"config {shown_as} line {line}: keys must be plain words")
+            raise YamlProblem(f"line {line}: keys must be plain words")
         path = (*parent, str(key_node.value))
         if len(path) <= 2 and not key_node.tag.endswith(":str"):
-            raise UserError(
-                f"config {shown_as} line {line}: the key '{key_node.value}' is not text; "
-                "sections and keys are words, such as model"
+            raise YamlProblem(
+                f"line {line}: the key '{key_node.value}' is not text; sections and keys are "
+                "words, such as model"
             )
         if path in origins:
-            raise UserError(
-                f"config {shown_as} line {line}: key '{'.'.join(path)}' is given twice; remove one"
-            )
+            raise YamlProblem(f"line {line}: key '{'.'.join(path)}' is given twice; remove one")
         origins[path] = f"{shown_as}:{line}"
         if isinstance(value_node, yaml.MappingNode):
             _record_lines(value_node, path, shown_as, origins)

@@ -179,18 +179,23 @@ def disk_facts(config: Config) -> dict[str, Any]:
 
     Raises:
         UserError: the space is too small for the kept checkpoints and the one being written, or the
-            directory cannot be written to.
+            directory is a file or cannot be written to.
     """
     directory = config.run_directory.checkpoints
     places = (directory.absolute(), *directory.absolute().parents)
-    existing_parent = next(path for path in places if path.is_dir())
+    existing_parent = next(path for path in places if os.path.lexists(path))
+    if not existing_parent.is_dir():
+        raise UserError(
+            f"{existing_parent} is not a directory, and checkpoints are written below it; set "
+            "another run.directory"
+        )
     size = max(checkpoint_bytes(every, config.optimizer.rules) for every in config.inventories)
     # What the run keeps within checkpoint.keep_last, or removes; everything else there stays.
     kept_checkpoints = [
         path for path in config.run_directory.complete_checkpoints() if not path.is_symlink()
     ]
     have = sum(file.stat().st_size for path in kept_checkpoints for file in path.iterdir())
-    needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
+    needed = max(size, (config.checkpoint.keep_last + 1) * size - have)
     free = shutil.disk_usage(existing_parent).free
     if free < needed:
         raise UserError(

@@ -40,6 +40,8 @@ class Sampling:
             raise UserError(f"temperature {self.temperature:g} must be 0 or from 0.0001 to 10000")
         if not 0 <= self.top_p <= 1:  # NaN passes typer's limits
             raise UserError(f"top-p {self.top_p:g} must be from 0 to 1")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed {self.seed} must be from 0 to 2^63 - 1")
 
 
 class Sampler:
@@ -90,7 +92,8 @@ class Sampler:
         torch.manual_seed(sampling.seed)
         options: dict[str, Any] = {"do_sample": sampling.temperature > 0}
         if sampling.temperature:
-            options |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
+            temperature = float(sampling.temperature)  # transformers refuses a whole number
+            options |= {"temperature": temperature, "top_p": sampling.top_p, "top_k": 0}
         with torch.inference_mode():
             output = self.model.generate(
                 ids,

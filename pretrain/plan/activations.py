@@ -79,7 +79,7 @@ def activations_of(work: Workload, rank: int) -> Activations:
         attention = query_key + _probabilities(work)  # context vectors and values
     else:
         attention = query_key * (3 if shape.qk_norm else 2)
-        if work.masked:
+        if work.dense_mask:
             attention += work.batch * shape.sequence_length**2 * element
     return Activations(
         attention=layers * (around + attention) + work.tokens * adapters * element,

@@ -78,7 +78,7 @@ def find_gpu(name_or_path: str) -> Gpu:
             f"--gpu '{name_or_path}' is not a card that is known; {hint}known: {', '.join(GPUS)}, "
             "or a YAML or JSON file that describes yours"
         )
-    return _described(read_yaml(path, name_or_path).values, name_or_path)
+    return _described(read_yaml(path, name_or_path, "card").values, name_or_path)
 
 
 def _described(values: dict[str, object], source: str) -> Gpu:

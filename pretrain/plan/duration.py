@@ -103,8 +103,7 @@ def _attention(work: Workload, gpu: Gpu) -> float:
         rate = min(rate, gpu.fp32_tflops / 2)
     # A dense mask skips nothing. Documents attended one by one skip more than the causal half:
     # their lengths decide how much.
-    flash = work.config.performance.document_attention == "flash" and work.layout.dtype == "bf16"
-    share = 1.0 if work.masked and not flash else 0.5
+    share = 1.0 if work.dense_mask else 0.5
     passes = 1 + FLASH_BACKWARD + forward_again
     return tokens * 2 * score_products(work.shape, share) * passes / (rate * 1e12)
 
@@ -126,7 +125,7 @@ def bytes_a_logit(work: Workload) -> int:
 
 
 def _tensor_parallel(work: Workload, gpu: Gpu) -> float:
-    """Return the seconds of a layer's four all-reduces, or of their halves and gathers."""
+    """Return the seconds of the layers' all-reduces, or of their halves and gathers."""
     size = work.tensor_parallel_size
     if size == 1:
         return 0.0
@@ -135,9 +134,11 @@ def _tensor_parallel(work: Workload, gpu: Gpu) -> float:
         2 * (size - 1) / size * work.tokens * work.shape.hidden_size * work.element / rate
     )
     # Four all-reduces a layer, and two around the layers. With sequence parallelism backward
-    # gathers two inputs of a layer again, each worth half an all-reduce.
-    all_reduces = work.shape.num_layers * (5 if work.layout.sequence_parallel else 4) + 2
-    return collective_seconds * all_reduces
+    # gathers two inputs of a layer again, each worth half an all-reduce. Recomputation repeats the
+    # one of attention, or both.
+    of_a_layer = 5 if work.layout.sequence_parallel else 4
+    of_a_layer += {"attention": 1, "full": 2}.get(work.config.performance.recompute, 0)
+    return collective_seconds * (work.shape.num_layers * of_a_layer + 2)
 
 
 def _data_parallel(work: Workload, gpu: Gpu, trainable: int, passes: int, one_pass: float) -> float:
@@ -150,7 +151,7 @@ def _data_parallel(work: Workload, gpu: Gpu, trainable: int, passes: int, one_pa
         rate = gpu.network_gb_s * 1e9 / min(work.tensor_parallel_size, gpu.gpus_per_node)
     elements_seconds = (ranks - 1) / ranks * trainable / rate
     weights = elements_seconds * work.element
-    gradients = elements_seconds * BYTES[work.config.precision.grad_accum_dtype]
+    gradients = elements_seconds * work.reduced_element
     if layout.zero_stage <= 1:
         # The backward pass of the last micro batch hides the reduction.
         hidden = one_pass * 2 / 3 if work.reduces_in_backward else 0.0

@@ -25,7 +25,7 @@ CONTEXT_BYTES = 1_500_000_000
 
 Group = tuple[Rule, tuple[int, int], float, float]
 """A group of the optimizer: the rule of its update, the phases in which its weights train,
-whether weight decay spares them, the factor of their learning rate.
+the factors of their weight decay and of their learning rate.
 """
 
 

@@ -81,6 +81,13 @@ class Workload:
         return self.config.data.reset_at_document_end
 
     @property
+    def dense_mask(self) -> bool:
+        """Return whether attention takes a mask over all pairs of tokens of a sample."""
+        flash = self.config.performance.document_attention == "flash"
+        without_mask = flash and self.layout.dtype == "bf16" and not self.policy.synthesizer
+        return self.masked and not without_mask
+
+    @property
     def element(self) -> int:
         """Return the bytes of the compute type."""
         return BYTES[self.layout.dtype]
@@ -104,11 +111,20 @@ class Workload:
         return bool(self.resolved.deepspeed.get("bf16", {}).get("immediate_grad_update"))
 
     @property
+    def reduced_element(self) -> int:
+        """Return the bytes of the type in which gradients are reduced over ranks."""
+        return BYTES.get(str(self.resolved.deepspeed["communication_data_type"]).lower(), 2)
+
+    @property
     def reduces_in_backward(self) -> bool:
         """Return whether `optimizer.reduction` sums gradients over ranks while backward runs."""
+        settings = self.resolved.deepspeed
         whole = self.layout.zero_stage == 0 and self.layout.dtype == "fp32"
         immediate = self.bf16_optimizer and self.immediate_grad_update
-        return self.config.performance.overlap_reduction and (whole or immediate)
+        scaled = settings.get("prescale_gradients", False)
+        scaled = scaled or settings.get("gradient_predivide_factor", 1) != 1
+        plain = self.reduced_element == FP32 and not scaled
+        return self.config.performance.overlap_reduction and plain and (whole or immediate)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the inventory of the whole model."""

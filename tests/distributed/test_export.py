@@ -175,7 +175,7 @@ def test_the_seed_decides_what_is_drawn(
     assert first == again != other and greedy == narrow != first
     texts = (first, again, other, greedy, narrow)
     assert capsys.readouterr().out == "".join(f"The{text}\n" for text in texts)
-    sampler.write("", Sampling(tokens=1))  # begins a document
+    sampler.write("", Sampling(tokens=1, temperature=2))  # a document's beginning
 
 
 def test_sampling_says_what_it_cannot_do(reports: dict[str, Any], runs: Path) -> None:

@@ -80,6 +80,7 @@ def test_files_of_text_are_tokenised_without_the_packages_of_data_sets(
         ("list variants", None),
         ("train demo model.hiden_size=32", "unknown key 'model.hiden_size'"),
         ("train demo", "start that many with torchrun or srun, or here with --local-ranks 2"),
+        ("show demo --tensors --meanings", "so --meanings has none to explain"),
         ("compare nothing-here", "nothing-here"),
         ("export nothing-here --out nothing", "nothing-here is not a run directory"),
         ("evaluate diversity nothing-here", "nothing-here is not a run directory"),

@@ -28,6 +28,13 @@ def test_room_for_the_checkpoints(tmp_path: Path) -> None:
         disk_facts(large)
 
 
+def test_a_directory_that_is_a_file_has_no_room(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    config = load_config("demo", tiny_overrides(tmp_path / "shards", tmp_path / "runs", "room"))
+    with pytest.raises(UserError, match="runs is not a directory, and checkpoints are written"):
+        disk_facts(config)
+
+
 def test_room_is_that_of_the_phase_that_trains_most(tmp_path: Path) -> None:
     overrides = tiny_overrides(tmp_path / "shards", tmp_path / "runs", "room")
     facts = [

@@ -128,6 +128,7 @@ def test_what_a_killed_export_left_goes_at_the_next_and_nothing_else(tmp_path: P
     [
         ({"prompt": ["caf\udce9"]}, r"--prompt 'caf\\udce9' is not UTF-8"),
         ({"temperature": 1e-40}, "temperature 1e-40 must be 0 or from 0.0001"),
+        ({"seed": -1}, r"seed -1 must be from 0 to 2\^63 - 1"),
         ({"temperature": float("inf")}, "temperature inf must be 0 or from"),
         ({"temperature": float("nan")}, "temperature nan must be 0 or from"),
         ({"top_p": float("nan")}, "top-p nan must be from 0 to 1"),

@@ -67,6 +67,46 @@ def test_recomputation_takes_time_and_gives_its_activations() -> None:
     seconds = [estimate.seconds.total for estimate in (none, attention, full)]
     assert seconds == sorted(set(seconds)) and seconds[2] < 4 / 3 * seconds[0]
     assert full.flops.model == none.flops.model
+    alone = planned("large", "parallel.tensor_model_parallel_size=2").chosen.seconds.communication
+    again = [
+        planned(
+            "large", "parallel.tensor_model_parallel_size=2", f"performance.recompute={part}"
+        ).chosen.seconds.communication
+        for part in ("attention", "full")
+    ]
+    # An all-reduce moves its bytes once over two ranks: twice 25 × 512 × 1024 in bf16.
+    one = 2 * 25 * 512 * 1024 * 2 / GPUS["a100-80gb"].node_gb_s / 1e9
+    assert again == [pytest.approx(alone + 24 * count * one) for count in (1, 2)]
+
+
+def test_documents_cost_a_mask_only_where_there_is_one() -> None:
+    apart = ("data.reset_at_document_end=true", "data.sequence_length=8192")
+    apart += ("data.micro_batch_size=4", "attention.variant=vanilla")
+    together, flash, mask = (
+        planned("large_modern", *changes).chosen
+        for changes in (apart[1:], apart, (*apart, "performance.document_attention=mask"))
+    )
+    assert flash.memory == together.memory and flash.seconds == together.seconds
+    layers = planned("large_modern").config.shape.num_layers
+    assert mask.memory.activations - flash.memory.activations == layers * 4 * 8192**2 * 2
+    assert mask.seconds.compute > flash.seconds.compute
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["communication_data_type=bf16", "prescale_gradients=true", "gradient_predivide_factor=2"],
+)
+def test_settings_that_deepspeed_reduces_by_end_the_overlap(setting: str) -> None:
+    plain, changed = (
+        planned("large", *changes).chosen for changes in ((), (f"deepspeed.overrides.{setting}",))
+    )
+    assert changed.memory.update_buffers > plain.memory.update_buffers == 0
+    bytes_of_a_gradient = 2 if "bf16" in setting else 4
+    # Half of it in a reduction's two directions, over the network that is each GPU's own.
+    seconds = 15 / 16 * 2 * bytes_of_a_gradient * plain.parameters.trainable / 160e9
+    assert changed.seconds.communication == pytest.approx(
+        seconds + plain.seconds.communication, rel=1e-6
+    )
 
 
 def test_freezing_takes_its_weight_gradients_and_nothing_else_of_the_products() -> None:
@@ -159,7 +199,7 @@ def test_json_has_the_same_content() -> None:
     assert sum(exact["memory_bytes"].values()) + parts == estimate["memory_bytes"]["peak"]
     seconds = dict(estimate["step_seconds"])
     assert seconds.pop("total") == pytest.approx(sum(seconds.values()))
-    assert (answer["nodes"], answer["gpu"]["watts"], len(answer["assumptions"])) == (2, 400, 8)
+    assert (answer["nodes"], answer["gpu"]["watts"], len(answer["assumptions"])) == (2, 400, 9)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +297,9 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"card .*card\.json: ") as refused:
             find_gpu(str(path))
         assert said in str(refused.value)
+    path.write_text("[1]")
+    with pytest.raises(UserError, match=r"^card .*card\.json must be a mapping, one `key: value`"):
+        find_gpu(str(path))
     path.write_text(json.dumps({key: value for key, value in card.items() if key != "watts"}))
     with pytest.raises(UserError, match="'watts' is missing: Power of the board"):
         find_gpu(str(path))
