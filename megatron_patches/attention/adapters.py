@@ -269,13 +269,14 @@ def require_effect(adapters: Iterable[Adapter], sizes: AdapterSizes, *, qk_norm:
 
 
 @torch.no_grad()
-def fill_evenly(weight: torch.Tensor, start: Start) -> None:
+def fill_evenly(weight: torch.Tensor, start: Start, head_dim: int) -> None:
     """Fill a weight with initial values that are the same for every head, and not drawn.
 
     Args:
         weight: filled in place.
+        head_dim: rows of taps that a head has.
     """
-    weight.copy_(torch.as_tensor(even_values(weight.shape, start)))
+    weight.copy_(torch.as_tensor(even_values(weight.shape, start, head_dim)))
 
 
 def _up(inner: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

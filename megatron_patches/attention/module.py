@@ -206,7 +206,7 @@ class FrozenAttention(HeadRows):
                 if weight.start == "fan_in":
                     parameter.normal_(std=1 / math.sqrt(parameter.size(1)))
                 else:
-                    fill_evenly(parameter, weight.start)
+                    fill_evenly(parameter, weight.start, self.head_dim)
 
     def _start_rows(self) -> None:
         """Fill the rows that train, or their factors."""
@@ -220,9 +220,8 @@ class FrozenAttention(HeadRows):
         elif self.trained_query_key is not None:
             # Heads that train beside frozen ones start like vanilla's, not from the bank.
             if self.policy.trainable and self.recipe is not None:
-                rows = query_key_rows(self.recipe, self.layer, trainable, self.dtype)
-                assert isinstance(rows, torch.Tensor)
-                self.trained_query_key.copy_(rows)
+                rows = query_key_rows(self.recipe, self.layer, trainable, torch.float32)
+                self.trained_query_key.copy_(rows.rows() if isinstance(rows, Factors) else rows)
             else:
                 self.trained_query_key.normal_(std=_STD)
 

@@ -61,7 +61,7 @@ def layer_shard(
 ) -> torch.Tensor:
     """Return the frozen rows of one role that a rank owns, in order.
 
-    The float64 rows are cast once, on the CPU.
+    The float64 rows are cast on the CPU, to bf16 through fp32 as torch does.
 
     Args:
         layer: number of the layer, from 0.

@@ -30,7 +30,7 @@ from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.random_streams import normal_rows
 from megatron_patches.recipe.parts import Tensor, groups_of_rank
 
-DRAWN = ("normal", "bank", "bank_by_fp32")
+DRAWN = ("normal", "bank")
 """Starts of drawn matrices; of a start from the bank, only the values W_V are drawn here."""
 
 
@@ -116,10 +116,11 @@ class _Initializer:
             right = tensor.start == "right_factor"
             weight.copy_(factors.right.transpose(0, 1) if right else factors.left)
             return
-        rows = [self._rows(weight, tensor, name, length) for name, length in tensor.parts]
+        rows = [self._rows(tensor, name, length) for name, length in tensor.parts]
         # All parts of a tensor have one start, so either none is drawn or all are.
         if any(part is None for part in rows):
-            fill_evenly(weight, "zeros" if tensor.start == "residual" else tensor.start)
+            start = "zeros" if tensor.start == "residual" else tensor.start
+            fill_evenly(weight, start, self.model.config.kv_channels)
             return
         rank_parts = [part for part in rows if part is not None]
         if tensor.repeats is not None:  # a piece of each part at a time
@@ -129,19 +130,18 @@ class _Initializer:
         else:
             weight.copy_(torch.cat(rank_parts))
 
-    def _rows(
-        self, weight: torch.nn.Parameter, tensor: Tensor, name: str, length: int
-    ) -> torch.Tensor | None:
+    def _rows(self, tensor: Tensor, name: str, length: int) -> torch.Tensor | None:
         """Return this rank's rows of a part, from the bank, from the file or drawn.
 
         None: all are equal.
         """
         role = name.rpartition(".")[2]
-        if tensor.start in ("bank", "bank_by_fp32") and role in ROLES:
+        if tensor.start == "bank" and role in ROLES:
             assert self.recipe is not None and tensor.layer is not None
-            dtype = weight.dtype if tensor.start == "bank" else torch.float32
             heads = self._heads(role, tensor.groups or (True,) * (tensor.repeats or 0))
-            return head_rows_in(self.recipe, tensor.layer, role=role, heads=heads, dtype=dtype)
+            return head_rows_in(
+                self.recipe, tensor.layer, role=role, heads=heads, dtype=torch.float32
+            )
         numbers = tensor.rows(length, self.rank, self.size)
         # A file has all norms: to start one at 1 and 0 for want of its values would go unnoticed.
         if self.given is not None and (tensor.kind == "norm" or self.given.has(name)):

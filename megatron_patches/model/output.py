@@ -159,6 +159,7 @@ class OutputLayer(ColumnParallelLinear):
             self.pieces,
             self.passes,
             self.terms,
+            torch.is_grad_enabled(),
         )
         if self.terms.z_loss and losses.requires_grad:
             self.log_normalisers = normalisers.view(labels.size(1), labels.size(0)).t()
@@ -188,13 +189,13 @@ class _TokenLosses(torch.autograd.Function):
         pieces: int,
         passes: tuple[Callable[..., torch.Tensor], Callable[..., None]] | None,
         terms: LogitTerms,
+        with_gradients: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         local = hidden_states
         if sequence_parallel:
             hidden_states = finish(*start_all_gather(local, tp_group))
         inputs = hidden_states.flatten(0, 1)
         owned, columns = _own_labels(labels, weight.size(0), tp_group.rank())
-        with_gradients = any(ctx.needs_input_grad)
         logits = inputs @ weight.t() if in_place else None
         if passes is None and not terms.plain:
             passes = _log_sum_in_slices, _to_gradient_in_slices
@@ -265,7 +266,7 @@ class _TokenLosses(torch.autograd.Function):
             hidden_states = finish(hidden_states, gather)
             weight_grad = saved.t() @ _scaled(hidden_states.flatten(0, 1), scale)
         input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
-        return input_grad, weight_grad, *(None,) * 7
+        return input_grad, weight_grad, *(None,) * 8
 
 
 def _in_slices(

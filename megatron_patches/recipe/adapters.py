@@ -170,8 +170,11 @@ def in_order(names: Iterable[str]) -> tuple[Adapter, ...]:
     return tuple(adapter for name, adapter in reversed(ADAPTERS.items()) if name in chosen)
 
 
-def even_values(shape: Sequence[int], start: Start) -> Array:
+def even_values(shape: Sequence[int], start: Start, head_dim: int) -> Array:
     """Return initial values that are the same for every head, and not drawn.
+
+    Args:
+        head_dim: rows of taps that a head has.
 
     Returns:
         Values of that shape, or the number that all of them are.
@@ -182,7 +185,7 @@ def even_values(shape: Sequence[int], start: Start) -> Array:
     taps = np.zeros(shape)
     taps[:, 0] = 1.0
     if start == "half_previous":
-        taps[1::2, :2] = (0.0, 1.0)
+        taps[np.arange(len(taps)) % head_dim % 2 == 1, :2] = (0.0, 1.0)
     return taps
 
 

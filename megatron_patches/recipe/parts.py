@@ -36,7 +36,6 @@ Start = Literal[
     "current",
     "half_previous",
     "bank",
-    "bank_by_fp32",
     "right_factor",
     "left_factor",
     "own",
@@ -47,9 +46,9 @@ Start = Literal[
 fan-in; `residual`: N(0, init_std² / (2 · layers)) for what is added to the residual stream, or
 zeros where the model starts by fan-in; `fan_in`: N(0, 1/columns); `zeros`, `ones`. Of taps,
 `current` passes every channel on, and `half_previous` gives the channels of odd numbers the token
-before. `bank`: the rows of queries and keys are the bank's, cast once to the compute type, and all
-others `normal`; `bank_by_fp32`: they pass through fp32; `right_factor`, `left_factor`: a factor of
-these rows. `own`: the module fills its weight itself.
+before. `bank`: the rows of queries and keys are the bank's, which pass through fp32, and all others
+`normal`; `right_factor`, `left_factor`: a factor of these rows. `own`: the module fills its weight
+itself.
 """
 
 Partial = Literal["sequence", "heads"]
@@ -124,7 +123,7 @@ class Tensor:
             may have unequal shares. None: every rank has an equal share.
         phase: the training phase from which the tensor trains; None: a buffer.
         until: the training phase from which it is frozen as it is then; None: never.
-        decay: weight decay applies.
+        decay: weight decay applies if the tensor is a matrix.
         multiplied: every token is multiplied by the tensor; else looked up, added or mixed.
         start: initial values, see Start.
         repeats: how often the sequence of parts is repeated along the cut, a piece of each at a
@@ -156,6 +155,11 @@ class Tensor:
     def trains(self) -> bool:
         """Return True for a parameter, False for a buffer."""
         return self.phase is not None
+
+    @property
+    def decays(self) -> bool:
+        """Return whether weight decay applies: of what may decay, to matrices alone."""
+        return self.decay and len(self.shape) > 1
 
     @property
     def stored(self) -> bool:

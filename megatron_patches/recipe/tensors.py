@@ -145,7 +145,7 @@ class QueryKeyValue(Part):
             kind,
             cut=0,
             parts=tuple((f"{at.stream}.{part}", count) for part, count in rows.items()),
-            start="bank_by_fp32" if self._starts_from_bank else "normal",
+            start="bank" if self._starts_from_bank else "normal",
             repeats=shape.num_query_groups,
             head_rows=shape.head_dim,
             layer=at.layer,

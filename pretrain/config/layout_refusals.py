@@ -98,9 +98,11 @@ def _check_same_groups(config: Config) -> None:
     for phase, inventory in enumerate(config.inventories):
         groups: list[dict[tuple[Any, ...], str]] = [{} for _ in range(size)]
         for tensor in (tensor for tensor in inventory if tensor.trains):
-            decay = config.optimizer.decay_factor(tensor)
             rule = rule_of(tensor, config.optimizer.rules).name
-            group = (tensor.span, rule, config.optimizer.rate_factor(tensor), decay)
+            rate = config.optimizer.rate_factor(tensor)
+            # A matrix whose factor is 0 is not in the group of the vectors, which never decay.
+            decay = config.optimizer.decay_factor(tensor) if tensor.decays else None
+            group = (tensor.span, rule, rate, decay)
             for rank, rank_groups in enumerate(groups):
                 if tensor.rank_elements(rank, size):
                     rank_groups.setdefault(group, tensor.name)

@@ -113,9 +113,7 @@ class OptimizerSection(Section):
 
     def decay_factor(self, tensor: Tensor) -> float:
         """Return the factor of a tensor's weight decay: its name's for matrices that decay."""
-        if not tensor.decay or len(tensor.shape) < 2:
-            return 0.0
-        return factor_of_name(tensor.name, self.weight_decay_factors)
+        return factor_of_name(tensor.name, self.weight_decay_factors) if tensor.decays else 0.0
 
     @model_validator(mode="after")
     def _consistent(self) -> OptimizerSection:

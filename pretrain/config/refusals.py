@@ -201,10 +201,9 @@ def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
 def names_for_factors(config: Config) -> dict[str, list[str]]:
     """Return {key of the optimizer: names of the weights that its patterns may match}."""
     trained = config.ever_trained
-    decayed = [tensor.name for tensor in trained if tensor.decay and len(tensor.shape) > 1]
     return {
         "learning_rate_factors": [tensor.name for tensor in trained],
-        "weight_decay_factors": decayed,
+        "weight_decay_factors": [tensor.name for tensor in trained if tensor.decays],
     }
 
 
@@ -249,10 +248,11 @@ def _check_recompute(config: Config) -> None:
     if config.performance.recompute != "query_key":
         return
     policy = config.policy
-    if config.model.qk_norm:
+    if config.model.qk_norm or config.data.reset_at_document_end:
+        key = "model.qk_norm" if config.model.qk_norm else "data.reset_at_document_end"
         raise UserError(
-            "performance.recompute=query_key saves no memory with model.qk_norm, whose backward "
-            "pass keeps queries and keys; set performance.recompute=attention"
+            f"performance.recompute=query_key saves no memory with {key}, whose backward pass "
+            "keeps queries and keys; set performance.recompute=attention"
         )
     if not policy.only_frozen_factors:
         variant = config.attention.variant + " with adapters" * bool(policy.adapters)

@@ -62,7 +62,7 @@ def adapters(*names: str) -> HeadAdapters:
         for weight in adapter.weights(sizes)
     }
     for name, parameter in module.named_parameters():
-        fill_evenly(parameter, starts[name])
+        fill_evenly(parameter, starts[name], HEAD_DIM)
     return module
 
 
@@ -91,6 +91,9 @@ def test_the_convolution_starts_with_the_token_before_in_odd_channels_of_keys() 
     assert torch.equal(ours.key[..., ::2], heads.key[..., ::2])
     assert torch.equal(ours.key[1:, ..., 1::2], heads.key[:-1, ..., 1::2])
     assert not ours.key[0, ..., 1::2].any()
+    taps = torch.empty(12, TAPS)
+    fill_evenly(taps, "half_previous", 3)
+    assert taps[:, 0].tolist() == [1, 0, 1] * 4  # heads of odd size too start alike
 
 
 def test_all_of_them_together_are_their_formulas_in_order() -> None:

@@ -42,6 +42,7 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("orthogonal", 2, {"frozen_roles": "query"}),
     ("vanilla", 2, {"adapters": ("query_key_bias",)}),
     ("orthogonal_trainable", 2, {"shared": True}),
+    ("orthogonal_trainable", 4, {"construction": "monarch", "scope": "layer", "shared": True}),
     ("monarch_trainable", 2, {}),
     ("low_rank", 2, {"low_rank": 5}),
     ("orthogonal", 2, {"qk_norm": True}),

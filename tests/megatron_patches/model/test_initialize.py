@@ -56,6 +56,20 @@ def test_orthogonal_trainable_starts_from_the_rows_that_orthogonal_freezes(
             assert torch.equal(fused[:, position].reshape(-1, HIDDEN), rows)
 
 
+@pytest.mark.parametrize("axes", [{}, {"construction": "monarch", "scope": "layer"}])
+def test_rows_that_train_start_the_same_with_an_adapter(
+    one_rank: dist.ProcessGroup, axes: dict[str, str]
+) -> None:
+    alone, corrected = (
+        build("orthogonal_trainable", dtype=torch.bfloat16, **axes, **more)
+        .decoder.layers[0]
+        .self_attention.linear_qkv
+        for more in ({}, {"adapters": ("channel_scale",)})
+    )
+    by_role = alone.weight.view(HEADS, 3, HEAD_DIM, HIDDEN)[:, :2].transpose(0, 1)
+    assert torch.equal(corrected.trained_query_key, by_role.reshape(-1, HIDDEN))
+
+
 @pytest.mark.parametrize("variant", ["vanilla", "orthogonal", "synthesizer_factorized"])
 def test_all_but_the_norms_are_marked_as_sharded(one_rank: dist.ProcessGroup, variant: str) -> None:
     for name, parameter in build(variant).named_parameters():

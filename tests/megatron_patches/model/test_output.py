@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from megatron.core.transformer import TransformerConfig
 
 from megatron_patches.model import output
 
@@ -81,6 +82,7 @@ def test_soft_cap_and_z_loss_are_those_of_the_formula(
         pieces,
         passes,
         output.LogitTerms(softcap, z_loss),
+        True,
     )
     (losses * scale).sum().backward()
 
@@ -95,3 +97,26 @@ def test_soft_cap_and_z_loss_are_those_of_the_formula(
     torch.testing.assert_close(normalisers.square(), squares, rtol=1e-9, atol=1e-9)
     for ours, expected in zip(mine, plain, strict=True):
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_losses_without_gradients_make_none(one_rank: dist.ProcessGroup) -> None:
+    def fail(*unused: object, **ignored: object) -> Any:
+        raise AssertionError("a pass of training")
+
+    config = TransformerConfig(
+        num_layers=1, hidden_size=WIDTH, num_attention_heads=1, perform_initialization=False
+    )
+    layer = output.OutputLayer(
+        config, ROWS, pieces=33, tied=False, tp_group=one_rank, in_place=True, terms=PLAIN
+    )
+    layer.passes = fail, fail
+    torch.nn.init.normal_(layer.weight)
+    inputs = torch.randn(TOKENS, 1, WIDTH)
+    labels = torch.arange(TOKENS)[None]
+    with torch.no_grad():
+        losses, _ = layer(inputs, labels=labels)
+    logits = (inputs[:, 0] @ layer.weight.t())[:, :33]
+    expected = torch.nn.functional.cross_entropy(logits, labels[0], reduction="none")
+    torch.testing.assert_close(losses[0], expected)
+    with pytest.raises(AssertionError, match="a pass of training"):
+        layer(inputs, labels=labels)

@@ -366,6 +366,10 @@ def test_a_wrong_type_in_a_file_names_its_line(tmp_path: Path) -> None:
             ["saves no memory with model.qk_norm"],
         ),
         (
+            ["data.reset_at_document_end=true", "performance.recompute=query_key"],
+            ["saves no memory with data.reset_at_document_end"],
+        ),
+        (
             ["optimizer.qk_clip=100", "attention.variant=vanilla", "model.qk_norm=true"],
             ["optimizer.qk_clip=100", "the norm of queries and keys undoes"],
         ),

@@ -61,6 +61,11 @@ def test_what_scales_whole_weights_is_refused_where_ranks_lack_them() -> None:
             "model.num_query_groups=2",
             "optimizer.learning_rate_factors={'*trained_query_key': 2}",
         ],
+        [
+            "attention.frozen_heads={0: 0.5}",
+            "model.num_query_groups=2",
+            "optimizer.weight_decay_factors={'*trained_query_key': 0}",
+        ],
     ],
 )
 def test_a_factor_of_weights_that_a_rank_lacks_is_refused(keys: list[str]) -> None:
