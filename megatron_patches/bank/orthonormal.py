@@ -144,23 +144,10 @@ class BankRecipe:
         return self.num_query_groups if role == "key" else self.num_attention_heads
 
 
-def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArray:
-    """Draw W of one head.
-
-    Args:
-        layer: number of the layer, from 0.
-        head: number of the head within its role, from 0.
-
-    Returns:
-        Float64 `[head_dim, hidden_size]`.
-    """
-    return rows_of_heads(recipe, layer, role, [head])
-
-
 def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) -> FloatArray:
     """Draw W of several heads of one role, stacked.
 
-    The result is that of stacking `head_rows`; with scope "layer" the layer's one decomposition is
+    The result is that of stacking the heads; with scope "layer" the layer's one decomposition is
     made only once.
 
     Args:

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from laboratory.finetuning.query_key import all_rows, freeze, query_key, replace_rows, rows_of
-from megatron_patches.bank.orthonormal import BankRecipe, head_rows
+from megatron_patches.bank.orthonormal import BankRecipe, rows_of_heads
 from pretrain.errors import UserError
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -110,7 +110,7 @@ def test_replaced_rows_are_the_bank_s(name: str) -> None:
     for projection in projections:
         weight = rows_of(projection.module).numpy()
         for number, (first, end) in enumerate(projection.heads):
-            expected = head_rows(recipe, projection.layer, projection.role, number)
+            expected = rows_of_heads(recipe, projection.layer, projection.role, [number])
             np.testing.assert_array_equal(weight[first:end], expected.astype(np.float32))
             if projection.module.bias is not None:
                 assert not projection.module.bias[first:end].any()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from megatron_patches.bank.exact import FloatArray
-from megatron_patches.bank.orthonormal import BankRecipe, Role
+from megatron_patches.bank.orthonormal import BankRecipe, Role, rows_of_heads
 from megatron_patches.bank.shards import layer_shard
 
 
@@ -30,6 +30,11 @@ def recipe_of(
         num_query_groups=groups or heads,
         **axes,
     )
+
+
+def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArray:
+    """Rows of one head, drawn alone: `[head_dim, hidden]`."""
+    return rows_of_heads(recipe, layer, role, [head])
 
 
 def shard(

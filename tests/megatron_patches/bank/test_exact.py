@@ -20,16 +20,17 @@ PRINT_BITS = """
 import hashlib
 import numpy
 from megatron_patches.bank.exact import orthonormalize_rows
-from megatron_patches.bank.orthonormal import BankRecipe, head_rows
+from megatron_patches.bank.orthonormal import BankRecipe, rows_of_heads
 sha256 = hashlib.sha256()
 for hidden_size, head_dim in [(768, 64), (64, 64), (200, 160), (1024, 1)]:
-    sha256.update(head_rows(BankRecipe(1, hidden_size, head_dim, 1, 1), 0, "query", 0))
+    sha256.update(rows_of_heads(BankRecipe(1, hidden_size, head_dim, 1, 1), 0, "query", [0]))
     dct = BankRecipe(1, hidden_size, head_dim, 1, 1, construction="dct")
-    sha256.update(head_rows(dct, 0, "query", 0))
-    # head_rows allows one thread only; this does not
+    sha256.update(rows_of_heads(dct, 0, "query", [0]))
+    # rows_of_heads allows one thread only; this does not
     normal = numpy.random.default_rng(head_dim).standard_normal((head_dim, hidden_size))
     sha256.update(orthonormalize_rows(normal))
-sha256.update(head_rows(BankRecipe(1, 2048, 64, 1, 1, construction="hadamard"), 0, "query", 0))
+hadamard = BankRecipe(1, 2048, 64, 1, 1, construction="hadamard")
+sha256.update(rows_of_heads(hadamard, 0, "query", [0]))
 print(sha256.hexdigest())
 """
 GOLDEN = "e9989caf1707497cbf88a098d4cb219284714e6da9e6075ee5e334dee71a0b7e"

@@ -16,13 +16,12 @@ from megatron_patches.bank.orthonormal import (
     ROLES,
     BankRecipe,
     factors_of_heads,
-    head_rows,
     rows_of_heads,
 )
 from megatron_patches.bank.shards import head_digests, rank_factors
 from megatron_patches.errors import MethodError
 from tests.megatron_patches.bank import recipes
-from tests.megatron_patches.bank.recipes import sha256, shard
+from tests.megatron_patches.bank.recipes import head_rows, sha256, shard
 
 SHAPES = (
     (1024, 64, 16, 16),

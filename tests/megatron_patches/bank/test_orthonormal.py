@@ -14,11 +14,10 @@ from megatron_patches.bank.orthonormal import (
     FACTORED,
     ROLES,
     BankRecipe,
-    head_rows,
     rows_of_heads,
 )
 from megatron_patches.errors import MethodError
-from tests.megatron_patches.bank.recipes import recipe_of, sha256
+from tests.megatron_patches.bank.recipes import head_rows, recipe_of, sha256
 
 SHAPES = [(1, 1), (2, 1), (64, 64), (65, 33), (256, 256), (512, 1), (768, 64), (1024, 64)]
 # Of two heads of seed 1234. A change here means that every existing run would lose its frozen bank.

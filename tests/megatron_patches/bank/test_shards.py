@@ -8,10 +8,10 @@ import torch
 
 from megatron_patches.bank.exact import FloatArray
 from megatron_patches.bank.head_split import heads_of_rank, split_heads
-from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role, head_rows
+from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.bank.shards import digest, head_digests, orthonormality_errors, role_digest
 from megatron_patches.errors import MethodError
-from tests.megatron_patches.bank.recipes import recipe_of, shard
+from tests.megatron_patches.bank.recipes import head_rows, recipe_of, shard
 
 MULTI_HEAD = recipe_of(64, 8, 8)
 GROUPED = recipe_of(64, 8, 16, groups=8)

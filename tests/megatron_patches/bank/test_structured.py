@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from megatron_patches.bank.exact import FloatArray, orthonormality_error
-from megatron_patches.bank.orthonormal import head_rows, rows_of_heads
+from megatron_patches.bank.orthonormal import rows_of_heads
 from megatron_patches.bank.structured import _cosines
-from tests.megatron_patches.bank.recipes import recipe_of, shard
+from tests.megatron_patches.bank.recipes import head_rows, recipe_of, shard
 
 STRUCTURED = ("hadamard", "dct")
 
