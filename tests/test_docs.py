@@ -26,6 +26,7 @@ from tests.parsed_files import python_files
 from tests.ranks import ROOT
 from tests.shipped_grids import shipped_grids
 from tests.test_architecture import FLOORS
+from tests.test_versions import project
 
 PAGES = sorted(
     path
@@ -220,6 +221,9 @@ def test_containers_install_what_was_tested() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert f"ARG TORCH_VERSION={torch}\n" in dockerfile
     assert f"torch=={torch} " in (ROOT / "slurm/apptainer-cpu.def").read_text()
+    for image in ("apptainer.def", "apptainer-cpu.def"):
+        (extras,) = re.findall(r"for extra in \((.*?)\)", (ROOT / "slurm" / image).read_text())
+        assert set(re.findall(r'"(\w+)"', extras)) <= project()["optional-dependencies"].keys()
     for source in re.findall(r"^COPY (.*) \S+$", dockerfile, flags=re.MULTILINE):
         assert [file for file in source.split() if not (ROOT / file).exists()] == []
     ignored = (ROOT / ".dockerignore").read_text()

@@ -137,7 +137,7 @@ def demo(
         of_tokenizer=(f"--vocab-size={overrides.get(VOCAB_SIZE, 4096)}",),
         settings=placed | overrides,
     )
-    summary = "the documentation in this Python, 2.4 MB; three minutes on two cores"
+    summary = "the documentation in this Python, 2.4 MB; four minutes on two cores"
     run_trial(trial, out, summary, training)
 
 

@@ -26,7 +26,7 @@ def replay(
         "replay"
     ),
 ) -> None:
-    """Make one step of a run again; show its documents, losses and gradients.
+    """Repeat one step of a run; show its documents, losses and gradients.
 
     Example: python -m pretrain replay demo/runs/orthogonal --step 123
     """
