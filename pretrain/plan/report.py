@@ -248,8 +248,8 @@ def assumptions(plan: Plan) -> list[str]:
         f"{gpu.watts:g} W a board at full load, without host and cooling",
         f"a node fails every {plan.request.mtbf_hours:g} h (--mtbf-hours), the job every "
         f"{plan.chosen.saving.mean_hours_between_failures:,.0f} h",
-        "training waits for each save, as with checkpoint.asynchronous=false; in the background a "
-        "save costs less",
+        "all of a save's time is lost, as with checkpoint.asynchronous=false; in the background "
+        "a save costs less",
         "training steps only: no validation, no opening, no checkpoints, no failures; no waits for "
         "the host or between kernels",
     ]

@@ -121,9 +121,9 @@ class Workload:
         settings = self.resolved.deepspeed
         whole = self.layout.zero_stage == 0 and self.layout.dtype == "fp32"
         immediate = self.bf16_optimizer and self.immediate_grad_update
-        scaled = settings.get("prescale_gradients", False)
-        scaled = scaled or settings.get("gradient_predivide_factor", 1) != 1
-        plain = self.reduced_element == FP32 and not scaled
+        prescaled = settings.get("prescale_gradients", False)
+        factor = settings.get("gradient_predivide_factor", 1)
+        plain = self.reduced_element == FP32 and factor == 1 and not prescaled
         return self.config.performance.overlap_reduction and plain and (whole or immediate)
 
     def tensors(self) -> tuple[Tensor, ...]:

@@ -75,8 +75,8 @@ def test_recomputation_takes_time_and_gives_its_activations() -> None:
         for part in ("attention", "full")
     ]
     # An all-reduce moves its bytes once over two ranks: twice 25 × 512 × 1024 in bf16.
-    one = 2 * 25 * 512 * 1024 * 2 / GPUS["a100-80gb"].node_gb_s / 1e9
-    assert again == [pytest.approx(alone + 24 * count * one) for count in (1, 2)]
+    all_reduce = 2 * 25 * 512 * 1024 * 2 / GPUS["a100-80gb"].node_gb_s / 1e9
+    assert again == [pytest.approx(alone + 24 * count * all_reduce) for count in (1, 2)]
 
 
 def test_documents_cost_a_mask_only_where_there_is_one() -> None:
