@@ -2,7 +2,7 @@
 
 Up to that checkpoint the trunk has trained what the branch would have: the same identity
 (`identity`), the same values of the keys whose record says `trunk`, and in every step the learning
-rate of the branch.
+rate of the branch. Entries of attention.phases that act later may do so at other steps.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import write_text_atomically
+from pretrain.checkpoint.damage import DamagedCheckpoint
+from pretrain.checkpoint.format import read_about
+from pretrain.checkpoint.identity import same_phases_until
 from pretrain.config.keys import KEYS, effective_changes
 from pretrain.config.removed import present_key
 from pretrain.config.resolved import Resolved
@@ -26,8 +29,14 @@ from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import LEARNING_RATE, METRICS
 
 
-def branch_points(resolved: Resolved, trunk: RunDirectory) -> list[Path]:
+def branch_points(
+    resolved: Resolved, trunk: RunDirectory, identity: Mapping[str, Any]
+) -> list[Path]:
     """Return the trunk's complete checkpoints that the run may start from, newest first.
+
+    Args:
+        identity: the run's `run_identity`, of which only attention.phases is compared here. If no
+            checkpoint agrees with it, all are returned, for `accept_identity` to refuse.
 
     Raises:
         UserError: the trunk has none, or had another value of a key that decides about its steps.
@@ -43,7 +52,16 @@ def branch_points(resolved: Resolved, trunk: RunDirectory) -> list[Path]:
             f"after which its learning rates are not this run's (complete: {steps}); train it "
             "with a checkpoint.every and checkpoint.keep_last that leave one there"
         )
-    return points
+    return [path for path in points if _has_phases_of(identity, path)] or points
+
+
+def _has_phases_of(identity: Mapping[str, Any], path: Path) -> bool:
+    """Return whether the run's phases are those of a checkpoint, up to its step."""
+    try:
+        saved = read_about(path)
+    except DamagedCheckpoint:
+        return True  # it is verified later
+    return same_phases_until(step_of(path), saved.keys, identity["keys"])
 
 
 def _check_keys(values: Mapping[str, Mapping[str, Any]], trunk: RunDirectory) -> None:

@@ -71,7 +71,11 @@ def run_identity(resolved: Resolved, blend: Blend) -> dict[str, Any]:
 
 
 def accept_identity(
-    checkpoint: str, saved: About, live: Mapping[str, Any], allow_data_change: bool
+    checkpoint: str,
+    saved: About,
+    live: Mapping[str, Any],
+    allow_data_change: bool,
+    branch_step: int | None = None,
 ) -> list[str]:
     """Refuse to resume from another run's checkpoint.
 
@@ -80,6 +84,8 @@ def accept_identity(
         saved: content of the checkpoint's checkpoint.json.
         live: this run's `run_identity`; the bank's digests are compared later (`check_bank`).
         allow_data_change: other data are accepted, but for another tokenizer.
+        branch_step: the checkpoint's step, if the run begins as a branch: entries of
+            attention.phases that act later may do so at other steps.
 
     Returns:
         The accepted differences of the data, as clauses.
@@ -101,6 +107,8 @@ def accept_identity(
         if was == value or younger or (key in DATA_KEYS and not _fixed_by_weights(key, saved)):
             continue
         if key == _STEPS:
+            if branch_step and same_phases_until(branch_step, saved.keys, live["keys"]):
+                continue
             raise UserError(
                 f"checkpoint {checkpoint}: {PHASES} applied after steps {was}, in this run it "
                 f"would after {value}; set its `at`, parts of the run's steps, or schedule.steps "
@@ -128,6 +136,27 @@ def accept_identity(
         )
     _check_recipe(checkpoint, saved.frozen_bank, live["frozen_bank"])
     return changes
+
+
+def same_phases_until(step: int, saved: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
+    """Return whether the entries of attention.phases are the same but for those that act later.
+
+    Those may act at other steps. An entry acts `decay_steps` before the step that it applies after.
+
+    Args:
+        step: last step that both have trained.
+        saved: settings of a checkpoint.
+        live: settings of a run's identity.
+    """
+    was = _with_phases(saved)
+    entries = phases_without_at(live.get(PHASES))
+    if phases_without_at(was.get(PHASES)) != entries:
+        return False
+    timed = zip(entries, was.get(_STEPS, ()), live.get(_STEPS, ()), strict=True)
+    return all(
+        before == after or min(before, after) - entry.get("decay_steps", 0) >= step
+        for entry, before, after in timed
+    )
 
 
 def phases_without_at(entries: Any) -> Any:

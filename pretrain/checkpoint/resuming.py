@@ -76,7 +76,7 @@ def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str,
         notes += _check_not_behind(run, newest, fall_back)
     trunk = resolved.trunk if newest is None else None
     if trunk is not None:
-        newest, notes = _newest_of_trunk(resolved, trunk, judge)
+        newest, notes = _newest_of_trunk(resolved, trunk, identity, judge)
     if newest is None:
         return Start(notes=tuple(notes))
     with together():
@@ -87,7 +87,13 @@ def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str,
     notes += [layout_line(changes, config.model.dropout)] if changes else []
     notes += [
         f"changed on resume, as data.allow_change permits: {change}"
-        for change in accept_identity(str(newest), stored.about, identity, config.data.allow_change)
+        for change in accept_identity(
+            str(newest),
+            stored.about,
+            identity,
+            config.data.allow_change,
+            branch_step=None if trunk is None else step_of(newest),
+        )
     ]
     return Start(
         stored=stored,
@@ -136,11 +142,14 @@ def _newest_whole(
 
 
 def _newest_of_trunk(
-    resolved: Resolved, trunk: RunDirectory, judge: Callable[[Path], None]
+    resolved: Resolved,
+    trunk: RunDirectory,
+    identity: dict[str, Any],
+    judge: Callable[[Path], None],
 ) -> tuple[Path, list[str]]:
     """Return the newest undamaged checkpoint for a branch, and a note on each damaged one."""
     with together():
-        points = branch_points(resolved, trunk)
+        points = branch_points(resolved, trunk, identity)
     remedy = "make schedule.branch_from visible and identical on every node, and start again"
     require_equal_on_all_ranks("the trunk's complete checkpoints", str(points), remedy)
     notes: list[str] = []

@@ -61,10 +61,11 @@ class Family:
         )
         assert not (self.directory / "refused" / "metrics.jsonl").exists()
 
-    def assert_whole(self, run: Path) -> None:
-        assert deterministic_metrics(run) == deterministic_metrics(self.whole)
+    def assert_whole(self, run: Path, whole: Path | None = None) -> None:
+        whole = whole or self.whole
+        assert deterministic_metrics(run) == deterministic_metrics(whole)
         last = f"checkpoints/step_{STEPS:08d}"
-        assert_same_checkpoint(run / last, self.whole / last, more_than=50)
+        assert_same_checkpoint(run / last, whole / last, more_than=50)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +122,24 @@ def test_a_branch_of_a_branch(family: Family) -> None:
     assert (origin["run"], origin["step"]) == (str(family.directory / "middle"), 9)
     assert segment["first_step"] == 10
     assert origin["started"] == trunk["segments"][0]["started"]
+
+
+def test_a_branch_may_freeze_where_its_trunk_trains_on(tiny_shards: Path, tmp_path: Path) -> None:
+    settings: dict[str, object] = {"attention__variant": "vanilla", "deepspeed__config": "zero1"}
+
+    def freeze(at: float, **more: int) -> dict[str, object]:
+        return {"attention__phases": json.dumps([{"at": at, "freeze": "all", **more}])}
+
+    family = Family(tiny_shards, tmp_path, ranks=2, layout=settings | freeze(0.9))
+    for step, point in ((8, POINT), (6, POINT - 4)):
+        branch = family.train(
+            f"after_{step}", schedule__branch_from=family.trunk, **freeze(step / STEPS)
+        )
+        (segment,) = json.loads((branch / "environment.json").read_text())["segments"]
+        assert segment["branched_from"]["step"] == point
+    family.assert_whole(family.directory / "after_8", family.train("alone", **freeze(8 / STEPS)))
+    family.refused("applied after steps [14], in this run it would after [2]", **freeze(2 / STEPS))
+    family.refused("written with attention.phases=[", **freeze(8 / STEPS, decay_steps=2))
 
 
 def test_compare_reads_a_branch(family: Family) -> None:

@@ -32,12 +32,16 @@ def trunk(directory: Path, starts: list[tuple[int, dict[str, Any]]]) -> RunDirec
     return run
 
 
+def points_in(run: RunDirectory) -> list[Path]:
+    return branch_points(resolve(load_config("demo", BASE), 2), run, {"keys": {}})
+
+
 def test_a_start_of_the_trunk_that_trained_nothing_of_it_does_not_count(tmp_path: Path) -> None:
     run = trunk(tmp_path, [(1, {}), (11, OTHER), (11, BACK)])
-    assert branch_points(resolve(load_config("demo", BASE), 2), run) == [run.checkpoint(10)]
+    assert points_in(run) == [run.checkpoint(10)]
 
 
 def test_a_value_that_the_trunk_was_trained_with_for_a_while_counts(tmp_path: Path) -> None:
     run = trunk(tmp_path, [(1, {}), (6, OTHER), (11, BACK)])
     with pytest.raises(UserError, match=f"{DECAY} changed at step 6; branch from a run that kept"):
-        branch_points(resolve(load_config("demo", BASE), 2), run)
+        points_in(run)

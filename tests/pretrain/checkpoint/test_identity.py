@@ -141,6 +141,9 @@ def test_an_identity_is_of_all_that_decides_the_weights_and_not_of_the_layout() 
     said = r"applied after steps \[60\], in this run it would after \[30\]; set its `at`"
     with pytest.raises(UserError, match=said):
         accept_identity("step_1", saved_as(later), moved, allow_data_change=False)
+    with pytest.raises(UserError, match=said):
+        accept_identity("step_31", saved_as(later), moved, False, branch_step=31)
+    assert accept_identity("step_30", saved_as(later), moved, False, branch_step=30) == []
     saved = dict(later["keys"])
     saved[former] = [{"at": 0.25, "layers": "1", "learning_rate_factor": 1.0}]
     saved[f"the steps after which {former} applies"] = saved.pop(key)
