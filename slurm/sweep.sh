@@ -5,6 +5,7 @@
 #   job=$(sbatch --parsable --array=0-9%4 slurm/sweep.sh run.directory=runs/a1 [section.key=value]...)
 #   ORA_RUNS=runs/a1 sbatch --dependency=afterany:$job --kill-on-invalid-dep=yes slurm/compare.sh
 # With ORA_QUESTION=better, worse or within (and ORA_MARGIN, percent) it is a trial's: it ends when the question is answered.
+# Give a trial as many tasks as run at once (ORA_NUM_TASKS=4 sbatch --array=0-3): the first pairs decide what the others train.
 #SBATCH --job-name=ora-sweep
 #SBATCH --array=0-9%4
 #SBATCH --nodes=1

@@ -8,11 +8,13 @@ import json
 import re
 import shutil
 import subprocess
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 from laboratory.results import documentation, numbers, records, stated
+from pretrain.runs.environment import STARTED
 from tests.fabricated_runs import BATCH, LENGTH, STEPS, write_run
 from tests.ranks import ROOT
 
@@ -73,6 +75,14 @@ def test_records_hold_what_a_run_ended_with_and_what_it_was(
     other = content["runs"]["orthogonal-seed_3"]
     assert other["settings"] != written["settings"]
     assert other["environment"] == written["environment"]
+    path = runs[0] / "environment.json"  # of what a resume changes, the first start counts
+    facts = json.loads(path.read_text())
+    first = {"first_step": 1, "changes": {}, "started": "2001-01-01T00:00:00+0000"}
+    later = {"first_step": 6, "changes": {}, "started": "2001-01-02T00:00:00+0000"}
+    path.write_text(json.dumps(facts | {"segments": [first, later]}))
+    assert records.main([str(runs[0]), "--out", str(tmp_path / "resumed.json")]) == 0
+    resumed = json.loads((tmp_path / "resumed.json").read_text())["runs"]["vanilla-seed_3"]
+    assert resumed == written | {"started": first["started"]}
     assert records.main([str(runs[0]), str(runs[0]), "--out", str(out)]) == 2
     assert "another run is called vanilla-seed_3 too" in capsys.readouterr().err
     assert records.main([str(tmp_path), "--out", str(out)]) == 2
@@ -99,6 +109,9 @@ def test_the_committed_records_are_the_sealed_runs(tmp_path: Path) -> None:
     (sentence,) = sentences(settings=other)
     assert sentence.endswith(f"{name} has other settings than 4590af20be90.json")
     assert "ran before 4590af20be90.json" in sentences(started="2026-11-26T00:00:00+0000")[0]
+    sealed = json.loads((folder / "seals/4590af20be90.json").read_text())["sealed"]["sealed"]
+    ahead = datetime.strptime(sealed, STARTED).astimezone(timezone(timedelta(hours=9)))
+    assert sentences(started=ahead.strftime(STARTED)) == []  # the same moment elsewhere
     content = json.loads(text)
     del content["runs"][name]
     path.write_text(json.dumps(content))

@@ -203,6 +203,12 @@ def make_blend(members: Sequence[Member]) -> Blend:
     parts = []
     for member, share in zip(members, exact_shares([m.weight for m in members]), strict=True):
         manifest = member.manifest
+        if manifest.tokenizer.eod_id != first.tokenizer.eod_id:
+            raise DataError(
+                f"documents end with id {first.tokenizer.eod_id} in {first.directory} and with id "
+                f"{manifest.tokenizer.eod_id} in {manifest.directory}; tokenise one of them again "
+                "with the other's --eod-token"
+            )
         if manifest.tokenizer.sha256 != first.tokenizer.sha256 or manifest.dtype != first.dtype:
             raise DataError(
                 f"{first.directory} and {manifest.directory} were made with different tokenizers; "

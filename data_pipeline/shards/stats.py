@@ -12,6 +12,7 @@ from data_pipeline.shards.manifest import Manifest, totals
 from data_pipeline.shards.reading import lengths_of
 
 _BAR = 28
+_SOURCE_WIDTH = 40
 # Bins are powers of two: bin k has the lengths from 2^k to below 2^(k+1).
 _BINS = 40
 
@@ -21,7 +22,7 @@ def stats_table(manifest: Manifest) -> Table:
     title = f"{manifest.name}: {len(manifest.inputs)} inputs, {len(manifest.shards)} shards"
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("split", "source"):
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading, no_wrap=True, max_width=_SOURCE_WIDTH)
     for heading in ("documents", "tokens", "MB", "bytes/\ntoken", "tokens/\ndoc"):
         table.add_column(heading, justify="right", no_wrap=True)
     for split, sources in totals(manifest.shards).items():

@@ -83,9 +83,10 @@ def leaked_documents(manifests: Sequence[Manifest]) -> list[str]:
     Raises:
         DataError: If the directories have different tokenizers.
     """
-    if len({(manifest.tokenizer.sha256, manifest.dtype) for manifest in manifests}) > 1:
+    if len({(m.tokenizer.sha256, m.tokenizer.eod_id, m.dtype) for m in manifests}) > 1:
         raise DataError(
-            "the directories were made with different tokenizers, so their ids cannot be compared"
+            "the directories were made with different tokenizers or ends of documents, so their "
+            "ids cannot be compared"
         )
     held_out = {
         manifest.directory: {digest for split in SPLITS[1:] for digest in _digests(manifest, split)}

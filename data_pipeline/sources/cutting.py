@@ -60,7 +60,7 @@ class Cutter:
         end = len(text) if last else len(text.rstrip(_WHITE))
         start = 0  # of the present part
         last_gap = (0, 0)
-        for gap in [match.span() for match in self._ends[0].finditer(text, 0, end)]:
+        for gap in (match.span() for match in self._ends[0].finditer(text, 0, end)):
             if self._long is not None:
                 yield from self._part(text[start : gap[0]])
                 start = gap[1]
@@ -72,7 +72,7 @@ class Cutter:
             yield from self._part(text[start : last_gap[0]])
             start = last_gap[1]
         if last:
-            if not self._cut or self._long is not None or start < end:
+            if self._long is not None or start < end or (text and not self._cut):
                 yield from self._part(text[start:])
         elif self._long is not None or (end - start > self._limit and last_gap[0] <= start):
             self._long = self._long or Cutter(self._limit, self._ends[1:])

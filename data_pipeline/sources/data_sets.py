@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import os
 import re
 import sys
@@ -65,7 +66,8 @@ class DataShard:
             yield from ({self.columns[0]: text} for text in data)
             return
         shard = data.shard(num_shards=self.count, index=self.index, contiguous=True)
-        for table in shard.select_columns([*self.columns]).with_format("arrow").iter(_BATCH_ROWS):
+        tables = shard.select_columns([*self.columns]).with_format("arrow").iter(_BATCH_ROWS)
+        while (table := _next(tables)) is not None:
             yield from table.to_batches()
 
 
@@ -103,7 +105,7 @@ class DataSet:
         with refusing(self.address):
             rows = self.data.select_columns(columns) if columns else self.data
             if getattr(rows, "num_rows", 1):
-                row = next(iter(rows), None)
+                row = _next(iter(rows))
         if row is None:
             raise DataError(f"{self.address or 'the data set'} has no rows; give another split")
         return row
@@ -122,6 +124,17 @@ class DataSet:
             )
             for index in range(count)
         }
+
+
+def _next(rows: Iterator[Any]) -> Any:
+    """Return the next rows, or None after the last.
+
+    What pandas only warns of is an error: a further field of each row would move every text into
+    the next column.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Length of header or names does not match")
+        return next(rows, None)
 
 
 def is_data_set(entry: str | Path) -> bool:
@@ -219,7 +232,7 @@ def refusing(address: str, repository: str = "", revision: str = "") -> Iterator
             ) from error
         except StopIteration as error:  # from the listing of a bucket
             raise DataError(f"{address}: there are no such files, or there is no bucket") from error
-        except Warning as error:  # of pandas, an error by `_open_files`
+        except Warning as error:  # of pandas, an error by `_next`
             raise DataError(
                 f"{address}: rows have more fields than the first line has names; quote texts that "
                 f"hold the separator, and name every column"
@@ -312,13 +325,12 @@ def _open_files(entry: str, reader: str, files: str) -> DataSet:
     if "://" not in files:
         files = os.path.abspath(os.path.expanduser(files))
         entry = f"{reader}:{files}"
-    source: dict[str, Any] = {"data_dir" if os.path.isdir(files) else "data_files": files}
+    # All files by a pattern: of a directory, `datasets` reads those with the name of a split alone.
+    below = "**/*.[ct]sv*" if reader == "csv" else "**"
+    pattern = os.path.join(glob.escape(files), below) if os.path.isdir(files) else files
+    source: dict[str, Any] = {"data_files": pattern}
     if reader == "csv":
-        import pandas
-
-        # Else a further field of each row would move every text into the next column.
-        warnings.simplefilter("error", pandas.errors.ParserWarning)
-        names = os.listdir(files) if os.path.isdir(files) else [files]
+        names = os.listdir(files) if os.path.isdir(files) else [os.path.basename(files)]
         separator = "\t" if any(".tsv" in name.lower() for name in names) else ","
         # A text that is NA or null is that text.
         source |= {"keep_default_na": False, "sep": separator, "index_col": False}

@@ -42,6 +42,8 @@ from data_pipeline.sources.formats import JSON_AS_A_WHOLE, Format, format_of, is
 # Bytes from which a document is worth a note: it may be a whole log file or a data dump.
 LONG_BYTES = 10_000_000
 _PARQUET_ROWS = 512
+# Lines of a file whose encoding is guessed, at some milliseconds each.
+_GUESSES = 100
 # Reasons that concern a file and not a line.
 LOST = ("truncated", "damaged")
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -109,6 +111,7 @@ class RecordReader:
         self._file = file
         self._keys = keys
         self._stream: HashedStream | None = None
+        self._bad = 0  # lines that are not strict JSON
         self._rows = 0  # only a parquet file knows its number
         self._done = False
         self._sha256: str | None = None
@@ -154,9 +157,7 @@ class RecordReader:
                 yield from self._text(decoded(chunks))
             self._sha256 = stream.hexdigest()
 
-    def _json_lines(
-        self, lines: Iterable[bytes | DamageError], broken: bool = False
-    ) -> Iterator[Document | Reject]:
+    def _json_lines(self, lines: Iterable[bytes | DamageError]) -> Iterator[Document | Reject]:
         lines = iter(lines)
         beginning = [*itertools.islice(lines, 2)]
         if beginning and isinstance(beginning[0], bytes):
@@ -165,7 +166,17 @@ class RecordReader:
             if isinstance(second, bytes) and is_whole_json(beginning[0], second):
                 yield Reject(1, "damaged", f"the file is {JSON_AS_A_WHOLE}")
                 return
-        for line in itertools.chain(beginning, lines):
+        yield from self._json_records(itertools.chain(beginning, lines))
+
+    def _json_records(
+        self, lines: Iterable[bytes | DamageError], broken: bool = False
+    ) -> Iterator[Document | Reject]:
+        """Read lines that are a record each.
+
+        Args:
+            broken: Whether bytes before the lines are lost.
+        """
+        for line in lines:
             if isinstance(line, DamageError):
                 yield Reject(self.lines + 1, line.reason, line.detail)
                 broken = True  # the next line may be the end of a broken one
@@ -173,8 +184,9 @@ class RecordReader:
             try:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                if b"\r" in line.strip():  # line ends of the old Mac
-                    yield from self._json_lines(line.split(b"\r"), broken)
+                parts = line.split(b"\r")  # line ends of the old Mac, unless it is a bad line
+                if sum(map(_is_json, parts)) > len(parts) / 2:
+                    yield from self._json_records(parts, broken)
                     broken = False
                     continue
                 if broken:
@@ -192,7 +204,8 @@ class RecordReader:
         self, line: bytes, error: orjson.JSONDecodeError
     ) -> Iterator[Document | Reject]:
         """Read a line that is not strict JSON: a document if only other fields are to blame."""
-        reason, detail = _json_fault(line, error)
+        self._bad += 1
+        reason, detail = _json_fault(line, error, guess=self._bad <= _GUESSES)
         records: list[Document | Reject] = []
         if reason in ("lone_surrogate", "bad_json"):
             with contextlib.suppress(ValueError, RecursionError):
@@ -247,11 +260,13 @@ class RecordReader:
     def _data_set(self, shard: DataShard) -> Iterator[Document | Reject]:
         """Read a data set's shard, whose hash is that of its rows."""
         digest = hashlib.sha256()
+        of_lines = shard.address.startswith("text:")
         try:
             for batch in shard.batches():
                 for record in self._records(batch):
                     digest.update(repr(record).encode())
-                    yield from self._documents(record)
+                    if not (of_lines and _is_blank(record)):
+                        yield from self._documents(record)
         except _DAMAGED as error:
             if isinstance(error, DataError):
                 raise
@@ -366,14 +381,27 @@ def _paths(field: Any, keys: list[str], above: str = "") -> Iterator[str]:
         yield path
 
 
-def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
-    """Return (reason, detail) of a line that is not JSON; slow, so only for such lines."""
+def _is_json(line: bytes) -> bool:
+    try:
+        orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def _json_fault(line: bytes, error: orjson.JSONDecodeError, guess: bool) -> tuple[str, str]:
+    """Return (reason, detail) of a line that is not JSON; slow, so only for such lines.
+
+    Args:
+        guess: Whether to name the likely encoding of a line that is not UTF-8, which is slower.
+    """
     try:
         line.decode()
     except UnicodeDecodeError as fault:
+        encoding = likely(line, fault.start) if guess else "see the lines before"
         return (
             "invalid_utf8",
-            f"byte {fault.start} of the line is not valid UTF-8; {likely(line, fault.start)}",
+            f"byte {fault.start} of the line is not valid UTF-8; {encoding}",
         )
     if b"\x00" in line:
         return "nul_byte", f"byte {line.index(0)} of the line is NUL"
@@ -384,6 +412,10 @@ def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
     except (ValueError, RecursionError):
         pass
     return "bad_json", error.msg
+
+
+def _is_blank(record: dict[str, Any] | Reject) -> bool:
+    return isinstance(record, dict) and not any(str(text).strip() for text in record.values())
 
 
 def _is_text(text: str) -> bool:

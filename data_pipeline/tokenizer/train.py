@@ -279,6 +279,7 @@ def _sample(
             else ""
         )
         refused = f"; not documents are {rejected}" if str(rejected) else ""
+        refused += f"; damaged is {rejected.damaged[0]}" if rejected.damaged else ""
         raise DataError(
             f"{len(files)} inputs hold {len(training.texts())} documents to train the tokenizer on "
             f"and {len(held_out.texts())} to check it on; give more text{left_out}{refused}"

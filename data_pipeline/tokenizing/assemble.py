@@ -163,6 +163,12 @@ def _no_text(units: list[Unit], records: list[Record]) -> DataError:
     counts |= {f"of source {name}": count for name, count in excluded.items()}
     summary = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "no lines"
     inputs = sum(len(unit.files) for unit in units)
+    entries = (entry for record in records for entry in record["inputs"])
+    if damage := [f"{entry['name']}: {entry['damaged']}" for entry in entries if entry["damaged"]]:
+        return DataError(
+            f"the {inputs} inputs hold no usable text ({summary}); restore the damaged ones, the "
+            f"first is {damage[0]}"
+        )
     return DataError(
         f"the {inputs} inputs hold no usable text ({summary}); check --text-key and --source"
     )

@@ -87,6 +87,8 @@ class TokenizeOptions:
                 f"--name {self.name!r} may hold letters, digits, dots and underscores only, and "
                 f"100 at most"
             )
+        if not self.keys.default_source:
+            raise DataError("--default-source is empty; give the name that such documents get")
         try:
             self.keys.default_source.encode()
         except UnicodeEncodeError:
@@ -292,7 +294,9 @@ def at_planned_revision(inputs: list[str], directory: Path) -> list[str]:
     if origin is None or not origin["repository"]:
         return inputs
     pinned = f"{origin['source']}@{origin['revision']}"
-    return [pinned if entry == origin["source"] else entry for entry in inputs]
+    return [
+        pinned if entry == origin["source"] and is_data_set(entry) else entry for entry in inputs
+    ]
 
 
 def _differences(old: _Plan, new: dict[str, Any]) -> str:
@@ -303,8 +307,11 @@ def _differences(old: _Plan, new: dict[str, Any]) -> str:
         if old["options"].get(key) != value
     ]
     # Only the bytes of the tokenizer count, not the name of its file.
-    if old["tokenizer"].sha256 != new["tokenizer"]["sha256"]:
+    was = old["tokenizer"]
+    if was.sha256 != new["tokenizer"]["sha256"]:
         differences.append("another tokenizer")
+    elif was.eod_id != (eod_id := new["tokenizer"]["eod_id"]):
+        differences.append(f"documents that end with id {was.eod_id}, not {eod_id}")
     old_inputs = {entry["name"]: entry for entry in old["inputs"]}
     new_inputs = {entry["name"]: entry for entry in new["inputs"]}
     changed = sorted(

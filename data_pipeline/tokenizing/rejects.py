@@ -88,6 +88,7 @@ class RejectWatch:
             f"{name} ({count:,} of {lines:,})" for name, (count, lines) in worst[:_NAMED_FILES]
         )
         more = f" and {len(worst) - _NAMED_FILES} more" if len(worst) > _NAMED_FILES else ""
+        more += f"; damaged is {self.damaged[0]}" if self.damaged else ""
         raise DataError(
             f"{self._rejected:,} of {self._lines:,} lines are not documents, more than "
             f"--max-reject-rate {self._limits.max_reject_rate:g} allows: {worst_files}{more}; see "

@@ -212,7 +212,7 @@ def refuse_out(inputs: list[str], out: Path) -> None:
         raise DataError(
             f"--out {out} is not a directory of this machine; shards are memory-mapped files"
         )
-    for entry in map(expand_home, inputs):
+    for entry in (expand_home(re.sub("^[a-z0-9]+:(?!//)", "", entry)) for entry in inputs):
         if os.path.isdir(entry) and out.resolve().is_relative_to(entry.resolve()):
             raise DataError(f"--out {out} lies inside the input directory {entry}; choose another")
 

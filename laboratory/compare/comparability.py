@@ -16,6 +16,7 @@ from pretrain.config.removed import present_key
 from pretrain.config.types import setting_of
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
+from pretrain.runs.environment import data_changes
 
 EXPECTED_TO_DIFFER = frozenset(name for name, key in KEYS.items() if not key.noted)
 """Settings that name or place a run, or by which runs are compared; others are reported."""
@@ -231,7 +232,7 @@ def settings_notes(
 
 
 def _changes_on_the_way(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return one sentence for each setting that a resume changed."""
+    """Return a sentence for each setting that a resume changed, and one for the data."""
     places: dict[str, list[str]] = {}
     for run in runs:
         for recorded, was, step in run.earlier_settings:
@@ -239,6 +240,8 @@ def _changes_on_the_way(runs: Sequence[FinishedRun]) -> list[str]:
             if key in KEYS and KEYS[key].method:
                 change = f"{setting_text(was)} in {run.name} up to step {step}"
                 places.setdefault(key, []).append(change)
+        for clause, step in data_changes(run.environment):
+            places.setdefault("data", []).append(f"{clause} in {run.name} from step {step} on")
     return [
         f"{key} changed on the way: {'; '.join(changes)}."
         for key, changes in sorted(places.items())

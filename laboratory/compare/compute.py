@@ -349,7 +349,8 @@ def seconds_ratio(variant_run: FinishedRun, base: FinishedRun) -> float:
 
     Raises:
         UserError: the runs were not measured side by side: on one host, device and number of ranks,
-            without a resume, and with no longer pause between both trainings than the shorter took.
+            whole and without a resume, and with no longer pause between both trainings than the
+            shorter took.
     """
     machines = []
     spans = []
@@ -358,13 +359,15 @@ def seconds_ratio(variant_run: FinishedRun, base: FinishedRun) -> float:
         facts = run.environment
         seconds = run.curves[STEP_SECONDS]
         machines.append((facts.get("host"), run.device, facts.get("world_size")))
-        if "started" in facts and len(facts.get("segments", [])) < 2 and np.isfinite(seconds).any():
+        segments = facts.get("segments", [{}])
+        whole = len(segments) == 1 and "branched_from" not in segments[0]
+        if "started" in facts and whole and np.isfinite(seconds).any():
             start = datetime.strptime(facts["started"], STARTED).timestamp()
             spans.append((start, start + float(np.nanmean(seconds)) * run.result.steps))
             costs.append(float(np.nanmedian(seconds)) * run.result.steps / run.result.tokens)
     why = ""
     if None in machines[0] or len(spans) < 2:
-        why = "host, start or step times are not recorded, or one was resumed"
+        why = "host, start or step times are not recorded, or one was resumed or is a branch"
     elif machines[0] != machines[1]:
         why = "host, device or number of ranks differ"
     elif max(s for s, _ in spans) - min(e for _, e in spans) > min(e - s for s, e in spans):

@@ -28,6 +28,7 @@ from pretrain.reporting.text import mean_sd, spread
 
 SCALES = {"nats": NATS, "bits": BITS}
 _SHORT = (tables.PAIRS, tables.GAP, tables.INTERVAL, tables.PERPLEXITY, tables.T_HOLM)
+_SEQUENTIAL = (tables.PAIRS, tables.GAP, tables.PERPLEXITY, tables.EFFECT)
 _LONG = (*_SHORT[:-1], tables.LIES_WITHIN, tables.EFFECT, *tables.TESTS, tables.CLAIM)
 
 
@@ -64,7 +65,8 @@ class LossComparison:
 
     def document(self) -> Document:
         """Return page, JSON, figure and terminal output."""
-        sentences = [tables.gap_sentence(name, gap) for name, gap in self.gaps.items()]
+        gaps = {} if self.sequential else self.gaps  # their tests are of a fixed number of pairs
+        sentences = [tables.gap_sentence(name, gap) for name, gap in gaps.items()]
         sentences += [*map(self._verdict, self.claims), *self.notes]
         seeds = sorted(self.losses[self.baseline])
         headline = (
@@ -75,7 +77,7 @@ class LossComparison:
         page += [
             "## The gap to the baseline",
             "Paired by seed; positive is worse.",
-            self._gaps(_LONG),
+            self._gaps(_SEQUENTIAL if self.sequential else _LONG),
             Picture("gap"),
             "## Losses",
             self._losses(),
@@ -87,7 +89,7 @@ class LossComparison:
         page += ["## How the numbers are made", self._definitions()]
         if self.command:
             page += ["## Made by", f"```\n{shlex.join(self.command)}\n```"]
-        short = self._gaps(_SHORT)
+        short = self._gaps(_SEQUENTIAL if self.sequential else _SHORT)
         shown_gaps = {in_lines(name): gap for name, gap in self.gaps.items()}
         axis = f"gap to {self.baseline} in {self.scale.unit}"
         return Document(
@@ -142,15 +144,21 @@ class LossComparison:
 
     def _definitions(self) -> list[str]:
         unit = "In bits per byte, the perplexity is that of a byte: 2 to the power of the loss."
-        fixed = (
+        how = [
+            *gap_definitions(len(self.gaps)),
             "All this holds where the number of seeds was fixed before the first run. Who looks "
-            "after each seed and stops when it is clear asks with --sequential."
-        )
+            "after each seed and stops when it is clear asks with --sequential.",
+        ]
+        if self.sequential:
+            how = [
+                "Gap: the mean of d_i = loss of the model - loss of the baseline at seed i. The "
+                "perplexity gap is exp(mean(d)) - 1, Cohen's d is d_z = mean(d) / sd(d). Each of "
+                f"the {len(self.claims)} trials by itself is wrong in at most 5 % of cases."
+            ]
         return [
             "± is the standard deviation over seeds (n - 1 in the denominator).",
             *([unit] if self.scale is BITS else []),
-            *gap_definitions(len(self.gaps)),
-            *([] if self.sequential else [fixed]),
+            *how,
         ]
 
     def _content(self) -> dict[str, Any]:

@@ -142,7 +142,9 @@ def _compare(metric: str, members: Sequence[Trial], base: Sequence[Trial]) -> Co
         base = [trial for trial in base if trial.pretraining_seed in common]
     pair: Pair = "pretraining" if len(common) >= 2 else "fine-tuning"
     values, base_values = (_means(side, metric, pair) for side in (members, base))
-    gap = paired_gap(base[0].group, values, base_values, POINTS)
+    gap = None
+    if common or all(len({trial.model for trial in side}) == 1 for side in (members, base)):
+        gap = paired_gap(base[0].group, values, base_values, POINTS)
     held = None
     if gap and all(base_values[seed] > 0 for seed in gap.seeds):
         held = sum(values[seed] >= (1 - TOLERANCE) * base_values[seed] for seed in gap.seeds)

@@ -28,6 +28,8 @@ from pretrain.runs.tags import GRADIENT_NORM, LOSS, Page, metric_of
 
 SHOWN, LETTERS = 10, 70
 """Rows, and letters of a document, on the terminal; the page has all documents whole."""
+NONE_RECORDED = "no step is recorded by both"
+NONE_SAVED = "no step has a checkpoint of both"
 BEFORE = 2
 """Steps before the first recorded difference whose states are compared too."""
 _NO_CAUSE = {"seals"}.union(
@@ -178,7 +180,8 @@ def diff_document(one: Path, other: Path) -> Document:
         (differing_step for differing_step in (step, tensors and tensors.step) if differing_step),
         default=None,
     )
-    answer = f"No difference: {records}; {saved}."
+    nothing = (records, saved) == (NONE_RECORDED, NONE_SAVED)
+    answer = f"{'Nothing to compare' if nothing else 'No difference'}: {records}; {saved}."
     reproduced: list[str] = []
     if first is not None and first < max(begins):
         answer = (
@@ -340,7 +343,8 @@ def first_recorded(one: Path, other: Path) -> tuple[int | None, str]:
             if not metric.measured and metric.page in (Page.QUALITY, Page.INSIDE):
                 values = f"{tag} {a[tag]!r} and {b[tag]!r}"
                 return step, f"the records differ from step {step} on, {values}"
-    return None, f"all {len(common)} steps that both recorded are equal"
+    equal = f"all {len(common)} steps that both recorded are equal"
+    return None, equal if common else NONE_RECORDED
 
 
 def first_saved(one: Path, other: Path) -> tuple[str, int, Tensors | None]:
@@ -362,7 +366,7 @@ def first_saved(one: Path, other: Path) -> tuple[str, int, Tensors | None]:
             return f"the checkpoints of step {step} differ", equal, differing
         equal = step
     listed = f"the checkpoints of steps {', '.join(map(str, steps))} are equal"
-    return listed if steps else "no step has a checkpoint of both", equal, None
+    return listed if steps else NONE_SAVED, equal, None
 
 
 def compare_states(a: RunDirectory, b: RunDirectory, step: int) -> Tensors | None:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from laboratory.results.tables import table
 from laboratory.runs.finished import FinishedRun, read_finished_run
 from laboratory.study.sealed import Sealed, design_of, design_settings
 from pretrain.errors import UserError
+from pretrain.runs.environment import STARTED
 from pretrain.runs.tags import LOSS
 
 FILE = "records.json"
@@ -64,13 +66,14 @@ def records_of(runs: Iterable[FinishedRun]) -> dict[str, Any]:
         if run.name in records["runs"]:
             raise UserError(f"{run.path}: another run is called {run.name} too; give each once")
         environment = {key: run.environment.get(key) for key in ENVIRONMENT}
+        first = (run.environment.get("segments") or [run.environment])[0]
         records["runs"][run.name] = {
             "seed": run.seed,
             "steps": run.result.steps,
             "tokens": run.result.tokens,
             "training_loss": run.curves.last[LOSS.tag],
             "validation_loss": run.result.validation_loss,
-            "started": run.environment.get("started"),
+            "started": first.get("branched_from", first).get("started"),
             "data": run.data_fingerprint,
             "settings": digest("settings", changed_settings(run)),
             "environment": digest("environments", environment),
@@ -107,11 +110,18 @@ def deviations(folder: Path) -> list[str]:
                 sentences.append(
                     f"{path}: {design}-seed_{seed} has other settings than {seal.name}"
                 )
-            if run["data"] not in sealed.data or (run["started"] or "") < sealed.sealed:
+            if run["data"] not in sealed.data or not _after(sealed.sealed, run["started"]):
                 sentences.append(
                     f"{path}: {design}-seed_{seed} has other data, or ran before {seal.name}"
                 )
     return sentences
+
+
+def _after(sealed: str, started: str | None) -> bool:
+    """Return whether a run says that it began after the time of a seal."""
+    return started is not None and datetime.strptime(started, STARTED) >= datetime.strptime(
+        sealed, STARTED
+    )
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

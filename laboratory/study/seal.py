@@ -25,7 +25,7 @@ from pretrain.config.removed import LAST_WITH_THEM, present_key, removed_sentenc
 from pretrain.config.resolved import FILE_FACTS
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
-from pretrain.runs.environment import STARTED, git_commit
+from pretrain.runs.environment import STARTED, data_changes, git_commit
 from pretrain.runs.facts import read_facts
 from pretrain.runs.seals import (
     SEALS,
@@ -131,6 +131,10 @@ class Seal:
             for key, value, step in run.earlier_settings
             if present_key(key) in was
         ][:_SHOWN_KEYS]
+        clauses += [
+            f"{clause} in {run.name} from step {step} on"
+            for clause, step in data_changes(run.environment)
+        ][:_SHOWN_KEYS]
         digest = content_digest(self.raw)
         starts = _starts(run.environment)
         first = starts[0]
@@ -164,10 +168,14 @@ class Seal:
         if lacking and sealed.fixed_n:
             clauses.append(f"{lacking} of the sealed runs are not among these")
         sealed_commit = str(sealed.commit)
-        commits = sorted({str(run.environment.get("git_commit")) for run in runs})
+        starts = chain.from_iterable(_starts(run.environment) for run in runs)
+        commits = {str(run.environment.get("git_commit")) for run in runs}
+        for start in starts:  # those of a branch name the commit of its trunk too
+            parts = (start, start.get("branched_from", {}))
+            commits |= {str(part["git_commit"]) for part in parts if "git_commit" in part}
         clauses += [
             f"runs are of commit {commit[:12]}, sealed at {sealed_commit[:12]}"
-            for commit in commits
+            for commit in sorted(commits)
             if commit != sealed_commit
         ]
         if any(commit.endswith("+") for commit in (*commits, sealed_commit)):

@@ -268,7 +268,7 @@ def _names_of_grid(runs: Sequence[Member], labels: Sequence[str]) -> dict[str, s
     return {
         label: name
         for label, name in pairs
-        if {"+", " "} & {*label} and of_label[label] == of_name[name] == 1
+        if {"+", " "} & {*label} and of_label[label] == of_name[name] == 1 and name not in labels
     }
 
 
@@ -353,8 +353,10 @@ def _find_baseline(groups: Sequence[Group[Any]], baseline: str) -> tuple[str, di
     if baseline in {group.label for group in groups}:
         return baseline, _by_stratum(groups, baseline)
     for group in groups:
-        if baseline == group.name or baseline in {run.name for run in group.runs}:
-            return group.name, {other.name: group.name for other in groups}
+        if baseline == group.name:
+            return baseline, {other.name: baseline for other in groups}
+        if baseline in {run.name for run in group.runs}:
+            return group.label, _by_stratum(groups, group.label)
     if len(of_variant) == 1:
         label = of_variant.pop()
         return label, _by_stratum(groups, label)

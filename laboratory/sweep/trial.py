@@ -85,7 +85,7 @@ class Trial:
             margin: Percent of perplexity.
 
         Raises:
-            UserError: the grid does not have two runs a seed.
+            UserError: the grid does not have two runs a seed, or has branches.
         """
 
         def planned(pairs: int) -> list[PlannedRun]:
@@ -96,6 +96,11 @@ class Trial:
         if len(runs) != 2 * FIRST:
             raise UserError(
                 f"grid {grid.source} has {len(runs) // FIRST} runs a seed; a trial needs two"
+            )
+        if any(run.config.trunk is not None for run in runs):
+            raise UserError(
+                f"grid {grid.source} has branches, and the runs of a trial train whole; leave "
+                "schedule.branch_from out"
             )
         baseline, design = (design_of(run.name, run.config.run.seed) for run in runs[:2])
         claim = Hypothesis(design, question, margin, baseline)

@@ -19,6 +19,7 @@ import typer
 
 from data_pipeline.io.files import refuse_unwritable
 from laboratory.study.hypothesis import Hypothesis, Question
+from pretrain.config.schedule import last_stable_step
 from pretrain.errors import UserError
 from pretrain.ranks.output import outlive_output
 from pretrain.runs.directory import RunDirectory
@@ -173,6 +174,9 @@ def sweep(
             )
         typer.echo(f"sealed: {sealed.path}")
     runs = runs[share]
+    if not runs:
+        typer.echo("the grid has fewer runs than there are tasks: none is this one's")
+        return
     if dry_run:
         _print_plan(runs)
         return
@@ -322,7 +326,12 @@ class Progress:
 
 
 def _steps_left(run: PlannedRun) -> int:
-    return run.config.total_steps - RunDirectory(run.path).trained_steps()
+    """Return the steps to train, for a branch those of its decay if it has not begun."""
+    total = run.config.total_steps
+    done = RunDirectory(run.path).trained_steps()
+    if run.standing == "new" and run.config.trunk is not None:
+        done = min(last_stable_step(run.config.schedule, total), total - 1)
+    return total - done
 
 
 def _result(outcome: Outcome) -> str:
@@ -360,7 +369,9 @@ def _print_plan(runs: Sequence[PlannedRun]) -> None:
     header = ("run", "state", "settings of its own", "tokens", "FLOPs")
     _print_table(header, rows, text_columns=(0, 1, 2))
     waiting = [run for run in runs if run.standing != "finished"]
-    left = sum(run.config.total_flops for run in waiting)
+    left = sum(
+        run.config.total_flops * _steps_left(run) / run.config.total_steps for run in waiting
+    )
     typer.echo(
         f"{len(waiting)} of {len(runs)} runs to train: {left:.2e} FLOPs, about "
         f"{_clock(left / CORE_FLOPS)} on one core of a server; `plan` says how long one takes on "

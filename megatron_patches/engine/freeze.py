@@ -70,16 +70,15 @@ def parameter_groups(
     ]
 
 
-def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> int:
+def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> None:
     """Sum partial gradients of replicated parameters over tensor-parallel ranks.
 
     Gradients are partial for parameters marked `partial_gradient`: a rank has seen only its slice
     of the sequence, or only its heads. DeepSpeed reduces over data-parallel ranks only. Call before
     `deepspeed.initialize`: tensor hooks run in the order in which they were added.
-
-    Returns:
-        The number of marked parameters.
     """
+    if tp_group.size() == 1:
+        return
 
     def all_reduce(gradient: torch.Tensor) -> torch.Tensor:
         gradient = gradient.contiguous()
@@ -87,11 +86,9 @@ def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup
         return gradient
 
     # DeepSpeed's own hooks come later, so that they see the sum over tensor-parallel ranks.
-    marked = [p for p in model.parameters() if getattr(p, "partial_gradient", False)]
-    if tp_group.size() > 1:
-        for parameter in marked:
+    for parameter in model.parameters():
+        if getattr(parameter, "partial_gradient", False):
             parameter.register_hook(all_reduce)
-    return len(marked)
 
 
 @runtime_checkable

@@ -85,6 +85,10 @@ def _last_common_step(resolved: Resolved, trunk: RunDirectory) -> int:
     """Return the last step before this run's decay up to which the trunk had its learning rates."""
     config = resolved.config
     total = resolved.total_steps
+    if not trunk.metrics.is_file():
+        raise UserError(
+            f"schedule.branch_from={trunk.path}: {trunk.metrics} is missing; restore the file"
+        )
     records = read_metrics(trunk.metrics)
     last = min(last_stable_step(config.schedule, total), total - 1)
     for record in records:

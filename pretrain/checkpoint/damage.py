@@ -21,7 +21,8 @@ def damaged(file: Path, problem: str) -> DamagedCheckpoint:
     if not file.parent.is_dir():
         return DamagedCheckpoint(
             f"{file.parent} was removed while it was being read: a training continues and keeps "
-            "its last checkpoint.keep_last; start again, which takes the newest"
+            "its last checkpoint.keep_last; start again, which takes the newest",
+            passing=True,
         )
     return DamagedCheckpoint(
         f"{file} {problem}; restore it, or take another checkpoint: --step, or for a training "

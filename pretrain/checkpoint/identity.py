@@ -150,18 +150,19 @@ def same_phases_until(step: int, saved: Mapping[str, Any], live: Mapping[str, An
     """
     was = _with_phases(saved)
     entries = phases_without_at(live.get(PHASES))
-    if phases_without_at(was.get(PHASES)) != entries:
+    before, after = (settings.get(_STEPS) or [] for settings in (was, live))
+    if phases_without_at(was.get(PHASES)) != entries or len(before) != len(entries):
         return False
-    timed = zip(entries, was.get(_STEPS, ()), live.get(_STEPS, ()), strict=True)
     return all(
-        before == after or min(before, after) - entry.get("decay_steps", 0) >= step
-        for entry, before, after in timed
+        one == other or min(one, other) - entry.get("decay_steps", 0) >= step
+        for entry, one, other in zip(entries, before, after, strict=True)
     )
 
 
 def phases_without_at(entries: Any) -> Any:
     """Return entries of attention.phases without their parts of the run, which has any length."""
-    return [{key: value for key, value in entry.items() if key != "at"} for entry in entries or ()]
+    present = without_removed(PHASES, entries) or ()
+    return [{key: value for key, value in entry.items() if key != "at"} for entry in present]
 
 
 def _with_phases(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,12 @@ from pretrain.checkpoint.verify import verify
 from pretrain.config.keys import Change
 from pretrain.config.resolved import Resolved
 from pretrain.errors import UserError
-from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks, together
+from pretrain.ranks.groups import (
+    ParallelContext,
+    gathered,
+    require_equal_on_all_ranks,
+    together,
+)
 from pretrain.runs.directory import (
     CONTINUE,
     DAMAGED_SUFFIX,
@@ -42,6 +47,7 @@ class Start:
         position: progress of the run that the checkpoint has.
         trunk: the run that the checkpoint belongs to, if this run begins as its branch.
         layout_changes: differences from the layout that wrote the checkpoint.
+        data_changes: clauses on differences of the data, which data.allow_change permits.
         notes: lines for the user.
     """
 
@@ -49,6 +55,7 @@ class Start:
     position: Position = field(default_factory=Position)
     trunk: RunDirectory | None = None
     layout_changes: tuple[Change, ...] = ()
+    data_changes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -85,21 +92,22 @@ def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str,
         )
     changes = layout_changes(stored.about.layout, resolved.layout)
     notes += [layout_line(changes, config.model.dropout)] if changes else []
+    data_changes = accept_identity(
+        str(newest),
+        stored.about,
+        identity,
+        config.data.allow_change,
+        branch_step=None if trunk is None else step_of(newest),
+    )
     notes += [
-        f"changed on resume, as data.allow_change permits: {change}"
-        for change in accept_identity(
-            str(newest),
-            stored.about,
-            identity,
-            config.data.allow_change,
-            branch_step=None if trunk is None else step_of(newest),
-        )
+        f"changed on resume, as data.allow_change permits: {change}" for change in data_changes
     ]
     return Start(
         stored=stored,
         position=stored.about.position,
         trunk=trunk,
         layout_changes=tuple(changes),
+        data_changes=tuple(data_changes),
         notes=tuple(notes),
     )
 
@@ -150,8 +158,15 @@ def _newest_of_trunk(
     """Return the newest undamaged checkpoint for a branch, and a note on each damaged one."""
     with together():
         points = branch_points(resolved, trunk, identity)
-    remedy = "make schedule.branch_from visible and identical on every node, and start again"
-    require_equal_on_all_ranks("the trunk's complete checkpoints", str(points), remedy)
+    # A trunk that still trains may have saved or removed one between two ranks' looks.
+    seen = gathered(points)
+    points = [point for point in points if all(point in others for others in seen)]
+    if not points:
+        raise UserError(
+            "the ranks see no complete checkpoint of the trunk in common; make "
+            "schedule.branch_from visible and identical on every node, and start again",
+            passing=True,
+        )
     notes: list[str] = []
     for point in points:
         try:

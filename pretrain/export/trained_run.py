@@ -17,7 +17,6 @@ from pretrain.checkpoint.identity import bank_digests, check_bank, phases_withou
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
 from pretrain.config.foreign import load_foreign
-from pretrain.config.removed import without_removed
 from pretrain.config.tree import Config
 from pretrain.data.open import read_blend
 from pretrain.data.prompts import encode_prompts
@@ -116,7 +115,7 @@ def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -
             continue
         now = resolved[section].get(name, was)
         if name == "phases":  # extending a run changes the fractions `at`, not their steps
-            was = phases_without_at(without_removed(key, was))
+            was = phases_without_at(was)
             now = phases_without_at(now)
         if now != was:
             raise UserError(

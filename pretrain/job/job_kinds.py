@@ -89,10 +89,10 @@ class Tokenizing:
 JobKind: TypeAlias = Training | Tokenizing
 
 
-def errors_in(logs: Path, most: int = 5) -> list[str]:
-    """Return the first `most` sentences that ranks ended with, each once, with the log of each."""
+def errors_in(logs: Path) -> list[str]:
+    """Return the first five sentences that ranks ended with, each once, with the log of each."""
     sentences: dict[str, str] = {}
     for path in sorted(logs.glob("*.log")):
         for line in error_lines(path.read_text(errors="replace").splitlines()):
             sentences.setdefault(line, f"{path.name}: {line}")
-    return list(sentences.values())[:most]
+    return list(sentences.values())[:5]

@@ -70,7 +70,7 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
         for rank in range(ranks):
             variables = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = subprocess.Popen(list(command), env=variables, preexec_fn=prepare_child)
-            started.processes.append(process)
+            started.add(process)
         return started.wait()
     finally:
         for number, handler in earlier_handlers.items():
@@ -99,9 +99,17 @@ class _Ranks:
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
         self._interrupts: list[float] = []
+        self._asked: int | None = None
+
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        """Add a started process; a signal that came before is forwarded to it too."""
+        self.processes.append(process)
+        if self._asked is not None:
+            process.send_signal(self._asked)
 
     def forward(self, number: int, _frame: object) -> None:
-        """Forward a signal to the running ranks."""
+        """Forward a signal to the running ranks, and to those that start later."""
+        self._asked = number
         for process in self._running:
             process.send_signal(number)
         if number == signal.SIGINT:

@@ -60,6 +60,24 @@ def earlier_settings(environment: Mapping[str, Any]) -> list[tuple[str, Any, int
     ]
 
 
+def data_changes(environment: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return (clause, first step) of the data that a resume has changed, not those of a branch.
+
+    A start from an earlier step undoes the changes of the starts after that step.
+
+    Args:
+        environment: Content of environment.json.
+    """
+    segments = environment.get("segments", [])
+    return [
+        (clause, segment["first_step"])
+        for number, segment in enumerate(segments)
+        if "branched_from" not in segment
+        and all(later["first_step"] > segment["first_step"] for later in segments[number + 1 :])
+        for clause in segment.get("data_changes", ())
+    ]
+
+
 def package_versions() -> dict[str, str | None]:
     """Return the versions of this program and of the packages that affect its results."""
     return {package: package_version(package) for package in PACKAGES} | {

@@ -88,12 +88,14 @@ class _Trunk(TypedDict, total=False):
 class Segment(_Origin):
     """A start of a run in environment.json.
 
-    `lost` names files that were missing or damaged; `seals` has the SHA-256 of each seal beside the
-    run, and is not there if an older version started it.
+    `data_changes` says how the data differ from those before; `lost` names files that were missing
+    or damaged; `seals` has the SHA-256 of each seal beside the run, and is not there if an older
+    version started it.
     """
 
     first_step: _Positive
     changes: Annotated[dict[str, _Was], AfterValidator(_judged)]
+    data_changes: NotRequired[list[str]]
     lost: NotRequired[list[str]]
     seals: NotRequired[list[str]]
     branched_from: NotRequired[_Trunk]

@@ -1,4 +1,4 @@
-"""Removal of checkpoints and files in a run directory: `fate` decides, and this file removes.
+"""Removal of checkpoints and files in a run directory.
 
 A trained checkpoint is not deleted because one of its files is lost. A checkpoint without its
 marker is removed only if it holds nothing but the leftovers of a killed save; otherwise it is kept
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shutil
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -31,35 +30,6 @@ _WRITTEN = re.compile(r"rank_\d+\.written")
 _INDEX = "parameters.json"
 """Written after every rank's file, and before the first `.written` is removed."""
 _TEMPORARY = re.compile(rf".+-\d+{re.escape(TEMPORARY_SUFFIX)}")
-
-
-class Fate(Enum):
-    """Outcomes for a checkpoint whose name is needed or that does not count."""
-
-    STAYS = "it counts"
-    ASIDE = "it is kept under another name"
-    GOES = "it is removed"
-
-
-def fate(run: RunDirectory, checkpoint: Path, begun_here: bool = False) -> Fate:
-    """Decide whether a checkpoint stays, is kept aside or goes, apart from its age.
-
-    Args:
-        checkpoint: One of the run's checkpoints.
-        begun_here: Whether this process has begun to save the checkpoint, into an empty directory.
-
-    Returns:
-        GOES only for the leftovers of a killed save and for weights that gave no finite loss; never
-        for a checkpoint that is known good or that `latest` names, which only complete ones are.
-    """
-    if (checkpoint / MARKER).exists():
-        return Fate.STAYS
-    if checkpoint.is_symlink() or not checkpoint.is_dir():  # no save creates these
-        return Fate.ASIDE
-    if (checkpoint / GOOD).exists() or run.named_latest() == checkpoint:
-        return Fate.ASIDE
-    withdrawn = (checkpoint / WITHDRAWN).exists()
-    return Fate.GOES if begun_here or withdrawn or _is_of_a_killed_save(checkpoint) else Fate.ASIDE
 
 
 def _is_of_a_killed_save(checkpoint: Path) -> bool:
@@ -86,21 +56,27 @@ def _is_whole(part: Path) -> bool:
 
 
 def put_away(run: RunDirectory, checkpoint: Path, begun_here: bool = False) -> Path | None:
-    """Remove an unfinished checkpoint or keep it aside; leave one that counts.
+    """Remove an unfinished checkpoint or keep it aside; leave one that is complete.
+
+    Only the leftovers of a killed save and weights that gave no finite loss are removed; never a
+    checkpoint that is known good or that `latest` names, which only complete ones are.
 
     Args:
         checkpoint: One of the run's checkpoints.
-        begun_here: Whether this process has begun to save the checkpoint, see `fate`.
+        begun_here: Whether this process has begun to save the checkpoint, into an empty directory.
 
     Returns:
         The new path of a checkpoint that is kept aside, else None.
     """
-    outcome = fate(run, checkpoint, begun_here)
-    if outcome is Fate.GOES:
+    if (checkpoint / MARKER).exists():
+        return None
+    foreign = checkpoint.is_symlink() or not checkpoint.is_dir()  # no save creates these
+    counted = (checkpoint / GOOD).exists() or run.named_latest() == checkpoint
+    withdrawn = (checkpoint / WITHDRAWN).exists()
+    if not (foreign or counted) and (begun_here or withdrawn or _is_of_a_killed_save(checkpoint)):
         hidden = _hide(run, checkpoint)
         with suppress(OSError):  # its name is free; what is left goes after the next save
             _remove_directory(hidden)
-    if outcome is not Fate.ASIDE:
         return None
     return checkpoint.rename(free_name(checkpoint, INCOMPLETE_SUFFIX))
 

@@ -7,17 +7,13 @@ and our optimizer clips by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from types import MappingProxyType
 from typing import Any
-
-import torch
 
 from megatron_patches.engine.freeze import audit, parameter_groups, reduce_partial_gradients
 from megatron_patches.model.gpt import GPT
 from megatron_patches.recipe.optimizers import ADAMW, rule_of
-from megatron_patches.recipe.parts import Tensor
 from pretrain.config.deepspeed import check_sections
 from pretrain.config.optimizer import OptimizerSection
 from pretrain.config.resolved import Resolved
@@ -38,29 +34,22 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimizerSection], RuleOpt
 """{name of the first rule: what builds the optimizer of parameter groups and settings}."""
 
 
-def build_optimizer(
-    model: torch.nn.Module, settings: OptimizerSection, inventory: Iterable[Tensor] = ()
-) -> RuleOptimizer:
+def build_optimizer(model: GPT, settings: OptimizerSection) -> RuleOptimizer:
     """Build the optimizer of a model's trainable parameters, for DeepSpeed.
 
     Args:
         model: a model from `build_model`, before DeepSpeed wraps it.
-        inventory: tensors of the model; without them AdamW takes all, and rates follow from names
-            alone.
     """
     from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 
-    declared = {tensor.name: tensor for tensor in inventory}
-    factors = dict(settings.learning_rate_factors)
-    if declared:
-        factors = {name: settings.rate_factor(tensor) for name, tensor in declared.items()}
-        for name, parameter in model.named_parameters():
-            rule = rule_of(declared[name], settings.rules)
-            parameter.optimizer_rule = rule.name  # type: ignore[attr-defined]
+    declared = {tensor.name: tensor for tensor in model.inventory}
+    for name, parameter in model.named_parameters():
+        rule = rule_of(declared[name], settings.rules)
+        parameter.optimizer_rule = rule.name  # type: ignore[attr-defined]
     groups = parameter_groups(
         model,
         settings.weight_decay,
-        rate_factors=factors,
+        rate_factors={name: settings.rate_factor(tensor) for name, tensor in declared.items()},
         decay_factors=settings.weight_decay_factors,
     )
     optimizer = OPTIMIZERS[settings.rules[0].name](groups, settings)
@@ -95,7 +84,7 @@ def wrap_model(
     )
     own_optimizer = precision.dtype == "fp32" and stage == 0
     clip = config.optimizer.gradient_clip
-    optimizer = build_optimizer(model, config.optimizer, model.inventory)
+    optimizer = build_optimizer(model, config.optimizer)
     reduce_partial_gradients(model, context.tensor_parallel_group)
     if own_optimizer or bf16_optimizer:
         settings["gradient_clipping"] = 0.0
@@ -120,7 +109,7 @@ def wrap_model(
 
 
 def set_learning_rate(
-    engine: Any, learning_rate: float, before_freezing: Mapping[int, float] = MappingProxyType({})
+    engine: Any, learning_rate: float, before_freezing: Mapping[int, float]
 ) -> None:
     """Set the learning rate of every parameter group, times the group's factors.
 

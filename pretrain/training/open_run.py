@@ -82,6 +82,7 @@ class Run:
         """Rebuild the engine if other weights train from `step` on than before (collective)."""
         if self.phased.is_in(step):
             return
+        self.watch.at(f"the change of what trains before step {step}")
         self.checkpoints.wait()  # the host has no room for two phases' copies
         self.phased.enter(step)
         self.checkpoints.use_bank(bank_digests(self.engine.module, self.context))

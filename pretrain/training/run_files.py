@@ -213,6 +213,7 @@ def environment_of(
         **{key: environment[key] for key in ("started", "host", "git_commit", *layout)},
         "first_step": first_step,
         "changes": {change.key: {"was": change.was, "is": change.value} for change in changes},
+        **({"data_changes": [*start.data_changes]} if start.data_changes else {}),
         **({} if trunk is None else {"branched_from": origin_of(trunk, first_step - 1)}),
         **({"lost": [*earlier.lost]} if earlier.lost else {}),
         "seals": intact_seals(resolved.config.run_path.resolve().parent),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.io.files import LFS_POINTER
 from tests.data_pipeline.helpers import Workshop, run
 
 
@@ -52,6 +53,12 @@ MISTAKES = [
     (f"{TOKENIZE} --name a/b", "--name 'a/b'"),
     (f"{TOKENIZE} --workers 0", "--workers 0"),
     ("merge-manifests TMP --workers 0", "--workers 0 must be at least 1"),
+    (f"{TOKENIZE} --default-source=", "--default-source is empty; give the name"),
+    (
+        TOKENIZE.replace("CORPUS", "TMP/lfs.jsonl.zst"),
+        "restore the damaged ones, the first is lfs.jsonl.zst: ",
+    ),
+    ("train-tokenizer TMP/lfs.jsonl.zst --out TMP/t", "; damaged is lfs.jsonl.zst: "),
     (f"{TOKENIZE} --default-source \udcff", "--default-source '\\udcff' is not valid UTF-8"),
     (f"verify TMP/{'long' * 70}", f"cannot use TMP/{'long' * 70}: File name too long"),
     ("train-tokenizer CORPUS --out TMP/t --vocab-size 500000", "--vocab-size 500000"),
@@ -90,6 +97,7 @@ def test_a_users_mistake_is_one_sentence(
     workshop: Workshop, tmp_path: Path, command: str, expected: str
 ) -> None:
     (tmp_path / "bad.jsonl").write_text(json.dumps({"text": "good"}) + "\n{bad}\n")
+    (tmp_path / "lfs.jsonl.zst").write_bytes(LFS_POINTER + b"v1\n")
     places = {"TMP": tmp_path, "MODEL": workshop.model, "CORPUS": workshop.corpus}
 
     def with_paths(text: str) -> str:

@@ -109,6 +109,8 @@ def test_a_resume_on_other_data_is_refused_with_what_changed(
     assert "data.sequence_length is 8, was 16" in words["length"]
     assert "data.seed is 5, was 1234" in words["seed"]
 
+    assert answers["unchanged"]["changes"] == []
+    assert ["data.sequence_length is 8, was 16", 3] in answers["allowed"]["changes"]
     assert [record["step"] for record in answers["unchanged"]["records"]] == [1, 2, 3]
     assert [record["tokens"] for record in answers["unchanged"]["records"]] == [128, 256, 384]
     # Going on with another length counts the tokens that were really trained on.

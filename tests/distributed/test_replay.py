@@ -198,6 +198,12 @@ def test_what_cannot_be_repeated_is_compared_all_the_same(single: Path, tmp_path
     assert content["first_step"] == 3 and content["reproduced"] == []
     assert "the records differ from step 3 on" in content["answer"]
     assert "Step 3 was not repeated: data directory gone does not exist" in content["answer"]
+    (copy / "metrics.jsonl").write_text("\n".join(records[::2]))
+    other = shutil.copytree(copy, tmp_path / "other")
+    (other / "metrics.jsonl").write_text("\n".join(records[1::2]))
+    shutil.rmtree(other / "checkpoints")
+    answer = diff_document(other, copy).content["answer"]
+    assert answer.startswith("Nothing to compare: no step is recorded by both; no step has a")
 
 
 def test_the_stage_that_auto_chose_then_is_taken_again(single: Path, tmp_path: Path) -> None:

@@ -273,3 +273,8 @@ def test_a_trial_trains_what_is_left_and_its_verdict_stays(
     third = {"name": "third", "optimizer.learning_rate": 2e-3}
     refused = warm_cli(["trial", tiny_grid(tiny_shards, tmp_path, fixed, list=[*entries, third])])
     assert refused.returncode == 2 and "has 3 runs a seed; a trial needs two" in refused.stderr
+    branch = {"name": "branch", "schedule.branch_from": "trunk"}
+    wsd = {**fixed, "schedule.kind": "wsd"}
+    branches = tiny_grid(tiny_shards, tmp_path, wsd, list=[{"name": "trunk"}, branch])
+    refused = warm_cli(["trial", branches])
+    assert refused.returncode == 2 and "the runs of a trial train whole" in refused.stderr

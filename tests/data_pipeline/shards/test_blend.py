@@ -176,12 +176,16 @@ def test_held_out_sets_by_source_over_all_directories(web: Manifest, stories: Ma
 def test_refusals(web: Manifest, stories: Manifest) -> None:
     tokenizer = dataclasses.replace(stories.tokenizer, sha256="1" * 64)
     other = dataclasses.replace(stories, tokenizer=tokenizer)
+    tokenizer = dataclasses.replace(stories.tokenizer, eod_id=1)
+    ends = dataclasses.replace(stories, tokenizer=tokenizer)
+    end = web.tokenizer.eod_id
     cases = [
         ([], "at least one"),
         (
             [Member(web, 1), Member(other, 1)],
             f"{web.directory} and {other.directory} were made with different",
         ),
+        ([Member(web, 1), Member(ends, 1)], f"documents end with id {end} in {web.directory} and"),
         ([Member(web, 0), Member(stories, 1)], "weight 0 must be a number above 0"),
         ([Member(web, 1, {"Wiki": -1})], "weight -1 must be"),
         ([Member(web, 1, {})], "with no sources"),

@@ -147,7 +147,7 @@ def test_a_long_text_is_cut_at_blank_lines_or_else_at_lines_by_whatever_they_end
     ("text", "parts"),
     [
         ("abc", ["abc"]),
-        ("", [""]),
+        ("", []),
         ("ab\n\ncd\n \t\n\nef", ["ab\n\ncd", "ef"]),
         ("abcdefghijkl\n\nab\nabcdefg", ["abcdefgh", "ijkl", "ab", "abcdefg"]),
         ("a b. cdefg hij", ["a b.", "cdefg", "hij"]),
@@ -170,6 +170,26 @@ def test_the_cuts_of_a_text_do_not_depend_on_how_it_comes() -> None:
         cutter = Cutter(limit)
         parts = [part for letter in text for part in cutter.feed(letter)]
         assert parts + list(cutter.feed("", last=True)) == whole
+
+
+def test_a_bad_line_with_returns_of_the_carriage_is_one_line(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"text {number}"}).encode() for number in range(9)]
+    lines[2] = b'{"text": "raw\rcarriage\rreturn"}'
+    lines[4] = b'[{"text": "a"},\r{"text": "b"'
+    lines[6] = lines[6] + b"\r" + lines[7] + b"\r{bad}"  # lines of the old Mac, the last one bad
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    assert [(r.line, r.reason) for r in rejects(tmp_path / "a.jsonl")] == [
+        (3, "bad_json"),
+        (5, "bad_json"),
+        (9, "bad_json"),
+    ]
+    assert len(documents(tmp_path / "a.jsonl")) == 8
+
+
+def test_an_encoding_is_not_guessed_for_every_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"text": "é"}\n'.encode("latin-1") * 102)
+    details = [reject.detail.partition("; ")[2] for reject in rejects(tmp_path / "a.jsonl")]
+    assert details[99].startswith("it looks like") and details[100:] == ["see the lines before"] * 2
 
 
 def test_keys_can_be_chosen(tmp_path: Path) -> None:

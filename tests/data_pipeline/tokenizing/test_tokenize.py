@@ -12,9 +12,11 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
 from data_pipeline.errors import DataError
+from data_pipeline.io.files import read_checked_json, to_checked_json
 from data_pipeline.shards.manifest import Manifest, read_manifest
 from data_pipeline.shards.writing import ShardWriter, dtype_for
 from data_pipeline.tokenizer.tokenizer import load_tokenizer
+from data_pipeline.tokenizing.plan import PLAN_NAME, Task, at_planned_revision
 from data_pipeline.tokenizing.rejects import Limits
 from tests.data_pipeline.helpers import Workshop, all_documents, contents, write_documents
 
@@ -79,6 +81,22 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
     ({"files_per_shard": 2}, "files_per_shard 1, not 2"),
     ({"files": slice(0, 3)}, r"other inputs \(1 differ, the first is demo-00002"),
 ]
+
+
+def test_another_end_of_documents_is_another_tokenizer(workshop: Workshop, tmp_path: Path) -> None:
+    """As where a base and an instruct model share a tokenizer.json, and differ in its config."""
+    out = tmp_path / "out"
+    workshop.tokenize(out, files=slice(0, 2))
+    plan = out / PLAN_NAME
+    content = read_checked_json(plan, "")
+    content["tokenizer"]["eod_id"] += 1
+    plan.write_bytes(to_checked_json(content))
+    with pytest.raises(DataError, match="documents that end with id 3, not 2"):
+        workshop.run(out, files=slice(0, 2)).make(Task(0, 1))
+    for source, again in (("hf:web", "hf:web@1"), ("corpus", "corpus")):  # a directory called so
+        content["origin"] = {"source": source, "repository": "web", "revision": "1"}
+        plan.write_bytes(to_checked_json(content))
+        assert at_planned_revision([source], out) == [again]
 
 
 def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(

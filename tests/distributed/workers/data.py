@@ -5,6 +5,7 @@ Put global batches together, and resume on data that has changed.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.ranks.signals import StopSignals
+from pretrain.runs.environment import data_changes
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train
 from pretrain.training.open_run import open_run
@@ -50,4 +52,8 @@ def _resume(trained: Path, config: Config) -> dict[str, Any]:
         train(config, StopSignals())
     except ValueError as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"records": list(read_metrics(config.run_path / "metrics.jsonl"))}
+    environment = json.loads((config.run_path / "environment.json").read_text())
+    return {
+        "records": list(read_metrics(config.run_path / "metrics.jsonl")),
+        "changes": data_changes(environment),
+    }

@@ -10,13 +10,13 @@ from megatron.core.models.gpt import GPTModel
 
 from benchmarks.step.contenders import RECIPES
 from benchmarks.step.plain_gpt import Matrices, PlainGPT, plain_optimizers
+from megatron_patches.engine.freeze import parameter_groups
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.model.build import token_losses
-from pretrain.optimizer.optimizers import clip_by_own_norm
+from pretrain.optimizer.optimizers import FusedAdamW, clip_by_own_norm
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.position import Position
-from pretrain.training.engine import build_optimizer
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import open_run
 from pretrain.training.phase_engine import PhasedEngine
@@ -100,7 +100,7 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
         section = config.optimizer
         reference = plain_optimizer(theirs, config)
         reference.param_groups[0]["lr"] = reference.param_groups[1]["lr"] = 0.1
-        optimizer = build_optimizer(ours, section)
+        optimizer = FusedAdamW(parameter_groups(ours, section.weight_decay), section)
         clip_by_own_norm(optimizer, section.gradient_clip, context.tensor_parallel_group)
         for group in optimizer.param_groups:
             group["lr"] = 0.1

@@ -239,6 +239,7 @@ def test_a_pause_as_long_as_the_shorter_run_is_still_side_by_side(tmp_path: Path
         ({"host": "b"}, "host, device or number of ranks differ"),
         ({"started": "12:09:00"}, "the pause between both is longer"),
         ({"segments": RESUMED}, "host, start or step times are"),
+        ({"segments": [{**RESUMED[0], "branched_from": {}}]}, ".* was resumed or is a branch"),
     ],
 )
 def test_seconds_of_other_runs_are_refused(tmp_path: Path, other: dict[str, Any], why: str) -> None:

@@ -235,7 +235,8 @@ def test_the_baseline_is_the_black_one_and_its_name_is_whole_whatever_the_subjec
         for seed in (1, 2):
             name = f"{variant}-{seed}"
             paths.append(write_run(tmp_path, name, variant, seed=seed, changes=changes))
-    comparison = compare_runs(paths, "vanilla-1", ["optimizer.learning_rate"])
+    baseline = "vanilla+query_key_bias+channel_scale+low_rank learning_rate=0.002"
+    comparison = compare_runs(paths, baseline, ["optimizer.learning_rate"])
     assert [label.partition("+")[0] for label in comparison.labels] == ["vanilla", "orthogonal"]
     drawn = figures(comparison)
     loss = drawn["loss"]()

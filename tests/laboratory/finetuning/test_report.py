@@ -51,6 +51,9 @@ def test_pairs_are_of_fine_tuning_seeds_of_one_pretraining() -> None:
     foreign = [trial("c", None, s, 0.9) for s in (1, 2, 3)]
     (other,) = compare_trials([*base, *foreign], "a", ["score"])
     assert other.gap is not None and other.gap.n == 3 and other.held == 3
+    two = [trial("d", p, s, 0.9) for p in (8, 9) for s in (1, 2, 3)]
+    (mixed,) = compare_trials([*base, *two], "a", ["score"])
+    assert mixed.gap is None  # a mean over two pretrainings has no pair
 
 
 def test_p_values_are_adjusted_over_tasks_and_groups() -> None:

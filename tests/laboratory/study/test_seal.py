@@ -270,6 +270,21 @@ FASTER = {"attention.variant": {"was": "fast", "is": "new"}}
             "attention.variant was fast in new-seed_3 up to step 5",
         ),
         (
+            [
+                {"first_step": 1, "changes": {}},
+                {"first_step": 6, "changes": {}, "data_changes": ["data.seed is 1, was 7"]},
+            ],
+            "data.seed is 1, was 7 in new-seed_3 from step 6 on",
+        ),
+        (
+            [
+                {"first_step": 1, "changes": {}, "git_commit": "d"},
+                {"first_step": 6, "changes": {}, "data_changes": ["undone"]},
+                {"first_step": 4, "changes": {}},
+            ],
+            "runs are of commit d, sealed at c",
+        ),
+        (
             [{"first_step": 6, "changes": FASTER, "branched_from": {"started": LATER}}],
             "Hypothesis 'new worse 2 % than old': HIT",
         ),
@@ -293,7 +308,7 @@ def test_what_a_run_was_before_a_resume_or_a_branch_counts(
     ]
     sentence = verdicts(campaign.seal, runs, gap_at_end, asked=("tokens", []))
     assert told in sentence
-    assert ("old', unsealed because" in sentence) == ("HIT" not in told)
+    assert ("old', unsealed because" in sentence) == ("HIT" not in told and "commit" not in told)
 
 
 def test_a_branch_of_an_earlier_trunk_is_not_sealed(tiny_shards: Path, tmp_path: Path) -> None:

@@ -115,6 +115,33 @@ def test_only_a_command_with_subjects_names_them_as_the_remedy() -> None:
         group_runs([one, two], "v", {})
 
 
+def test_a_name_of_a_grid_is_not_taken_where_it_is_the_label_of_another_method() -> None:
+    plain = {"attention": {"variant": "orthogonal", "adapters": []}}
+    ranked = {"attention": {"variant": "orthogonal", "adapters": ["low_rank"]}}
+    runs = [
+        replace(model(name, "orthogonal", seed), config={**config, "run": {"name": name}})
+        for name, seed, config in (("plain-seed_1", 1, plain), ("orthogonal-seed_2", 2, ranked))
+    ]
+    assert sorted(group.label for group in group_runs(runs, "plain-seed_1", {}).groups) == [
+        "orthogonal",
+        "orthogonal+low_rank",
+    ]
+
+
+def test_the_name_of_a_run_stands_for_its_label_within_each_value_of_the_subject() -> None:
+    runs = [
+        replace(
+            model(f"{variant}-{layers}", variant, 1),
+            config={"attention": {"variant": variant}, "model": {"num_layers": layers}},
+        )
+        for variant in ("a", "b")
+        for layers in (4, 8)
+    ]
+    groups = group_runs(runs, "a-4", {"model.num_layers": [4, 8, 4, 8]})
+    pairs = {group.name: groups.baseline_of(group).name for group in groups.groups}
+    assert pairs["b num_layers=8"] == "a num_layers=8"
+
+
 def test_a_path_given_twice_is_refused() -> None:
     refuse_twice([Path("a"), Path("b")])
     with pytest.raises(UserError, match=r"^a model was given twice: give each directory once$"):

@@ -143,3 +143,12 @@ def test_a_dry_run_is_a_table_with_totals(tmp_path: Path, monkeypatch: pytest.Mo
         assert row == [name, "new", f"attention.variant={name}", "0.5", "M", flops]
     total = sum(run.config.total_flops for run in runs)
     assert lines[-1].startswith(f"2 of 2 runs to train: {total:.2e} FLOPs, about 0:0")
+    task = ["--dry-run", "--task", "2", "--num-tasks", "3"]
+    done = CliRunner().invoke(app, ["sweep", str(tmp_path / "grid.yaml"), *task])
+    assert done.exit_code == 0 and "none is this one's" in done.output
+    trunk = {"name": "trunk", "schedule.steps": 400}
+    branch = {"name": "branch", "schedule.steps": 100, "schedule.branch_from": "trunk"}
+    (whole, decay) = plan(tmp_path, list=[trunk, branch])  # of 100 steps the last 20 decay
+    done = CliRunner().invoke(app, ["sweep", str(tmp_path / "grid.yaml"), "--dry-run"])
+    total = whole.config.total_flops + decay.config.total_flops * 20 / 100
+    assert f"2 of 2 runs to train: {total:.2e} FLOPs" in done.output.splitlines()[-1]

@@ -10,7 +10,6 @@ from megatron_patches.engine.freeze import (
     frozen_weights,
     model_parameter_counts,
     parameter_groups,
-    reduce_partial_gradients,
 )
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, LAYERS, build
 
@@ -62,9 +61,12 @@ def test_frozen_weights_are_found_and_counted_and_never_trained(
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_partial_gradients_are_known_by_their_mark(one_rank: dist.ProcessGroup) -> None:
-    assert reduce_partial_gradients(build("orthogonal"), one_rank) == 0
-    assert reduce_partial_gradients(build("orthogonal", adapters=("low_rank",)), one_rank) == LAYERS
+def test_partial_gradients_are_known_by_their_mark() -> None:
+    def marks(model: torch.nn.Module) -> int:
+        return sum(getattr(p, "partial_gradient", False) for p in model.parameters())
+
+    assert marks(build("orthogonal")) == 0
+    assert marks(build("orthogonal", adapters=("low_rank",))) == LAYERS
 
 
 def test_a_weight_has_the_rate_of_the_first_pattern_that_its_name_matches(

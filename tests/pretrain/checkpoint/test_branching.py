@@ -41,6 +41,13 @@ def test_a_start_of_the_trunk_that_trained_nothing_of_it_does_not_count(tmp_path
     assert points_in(run) == [run.checkpoint(10)]
 
 
+def test_a_trunk_without_its_records_is_refused(tmp_path: Path) -> None:
+    run = trunk(tmp_path, [(1, {})])
+    run.metrics.unlink()
+    with pytest.raises(UserError, match=f"{tmp_path}: {run.metrics} is missing; restore"):
+        points_in(run)
+
+
 def test_a_value_that_the_trunk_was_trained_with_for_a_while_counts(tmp_path: Path) -> None:
     run = trunk(tmp_path, [(1, {}), (6, OTHER), (11, BACK)])
     with pytest.raises(UserError, match=f"{DECAY} changed at step 6; branch from a run that kept"):

@@ -66,7 +66,7 @@ def engine_of(context: ParallelContext, stage: str, dtype: str, stored: Path | N
     engine, *_ = wrap_model(model, resolve(config, context.world_size), context)
     if state is not None:
         state.give_optimizer(engine)
-    set_learning_rate(engine, 0.01)
+    set_learning_rate(engine, 0.01, {})
     return engine
 
 

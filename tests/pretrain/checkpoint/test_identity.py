@@ -9,7 +9,13 @@ import pytest
 
 from data_pipeline.shards.blend import Blend
 from pretrain.checkpoint.format import About
-from pretrain.checkpoint.identity import DATA_KEYS, accept_identity, check_bank, run_identity
+from pretrain.checkpoint.identity import (
+    DATA_KEYS,
+    accept_identity,
+    check_bank,
+    run_identity,
+    same_phases_until,
+)
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
@@ -144,6 +150,11 @@ def test_an_identity_is_of_all_that_decides_the_weights_and_not_of_the_layout() 
     with pytest.raises(UserError, match=said):
         accept_identity("step_31", saved_as(later), moved, False, branch_step=31)
     assert accept_identity("step_30", saved_as(later), moved, False, branch_step=30) == []
+    for steps in (None, [], [30, 60]):  # of a checkpoint that is not as it was written
+        keys = later["keys"] | {key: steps}
+        assert not same_phases_until(30, keys, moved["keys"])
+    old = {"at": 0.25, "train": "1", "learning_rate_factor": 1.0, "heads": 1.0, "roles": "both"}
+    assert same_phases_until(30, later["keys"] | {"attention.phases": [old]}, moved["keys"])
     saved = dict(later["keys"])
     saved[former] = [{"at": 0.25, "layers": "1", "learning_rate_factor": 1.0}]
     saved[f"the steps after which {former} applies"] = saved.pop(key)

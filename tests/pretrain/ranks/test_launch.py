@@ -11,10 +11,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from pretrain.ranks import launch
 from pretrain.ranks.launch import launch_local_ranks
 from pretrain.ranks.signals import CONTINUE_LATER, STOP
 from tests.ranks import ROOT, rank_environment, run_program
@@ -174,6 +176,20 @@ while "SIGTERM" not in seen:
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [
         "SIGUSR1 SIGINT SIGTERM"
     ] * 2
+
+
+def test_a_signal_before_the_first_rank_reaches_the_ranks_that_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if "asked" not in os.environ:
+            monkeypatch.setenv("asked", "")
+            os.kill(os.getpid(), signal.SIGTERM)
+        return started(*words, **options)
+
+    started = subprocess.Popen
+    monkeypatch.setattr(launch.subprocess, "Popen", start)
+    assert launch_local_ranks(program(tmp_path, "time.sleep(300)"), 2) == 128 + signal.SIGTERM
 
 
 def test_the_caller_has_its_own_handlers_again(tmp_path: Path) -> None:

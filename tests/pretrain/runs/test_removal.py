@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.runs.directory import GOOD, MARKER, WITHDRAWN, RunDirectory
-from pretrain.runs.removal import Fate, fate, make_room, put_away, remove_left_behind, remove_oldest
+from pretrain.runs.removal import make_room, put_away, remove_left_behind, remove_oldest
 from tests.fabricated_checkpoints import about, bare_checkpoint, write_two_ranks
 from tests.mounts import mounted
 from tests.parsed_files import nodes
@@ -57,7 +57,6 @@ def test_a_checkpoint_that_has_lost_files_is_kept_aside(run: RunDirectory, names
     for name in names - {file.name for file in path.iterdir()}:
         (path / name).touch()
     keep(path, names)
-    assert fate(run, path) is Fate.ASIDE
     aside = put_away(run, path)
     assert aside == path.with_name(f"{path.name}.incomplete") and not path.exists()
     assert {file.name for file in aside.iterdir()} == names
@@ -79,23 +78,27 @@ def test_what_a_killed_save_leaves_is_removed(run: RunDirectory) -> None:
         for name in names:
             (path / name).write_bytes(whole[:-1] if name in PARTS else b"{}")
         keep(path, names)
-        assert fate(run, path) is Fate.GOES, names
-        assert put_away(run, path) is None and list(run.checkpoints.iterdir()) == []
+        assert put_away(run, path) is None and list(run.checkpoints.iterdir()) == [], names
 
 
 def test_what_latest_names_or_is_elsewhere_is_kept_and_what_counts_stays(
     run: RunDirectory, tmp_path: Path
 ) -> None:
     path = run.checkpoint(6)
-    assert fate(run, path) is Fate.STAYS and put_away(run, path) is None and path.is_dir()
+    assert put_away(run, path) is None and path.is_dir()
     keep(path, set())
     run.latest.write_text(path.name + "\n")
-    assert fate(run, path, begun_here=True) is Fate.ASIDE and run.lost_checkpoints() == [path]
+    assert run.lost_checkpoints() == [path]
+    aside = put_away(run, path, begun_here=True)
+    assert aside is not None and not path.exists()
     run.latest.unlink()
-    assert fate(run, path) is Fate.GOES and run.lost_checkpoints() == []
-    path.rename(tmp_path / "elsewhere")
+    aside.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    assert fate(run, path) is Fate.ASIDE
+    aside = put_away(run, path)
+    assert aside is not None and aside.is_symlink()
+    (tmp_path / "elsewhere").rename(path)
+    assert run.lost_checkpoints() == []
+    assert put_away(run, path) is None and not path.exists()
 
 
 def test_room_for_a_checkpoint_is_made_without_loss(run: RunDirectory) -> None:
