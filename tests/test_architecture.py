@@ -403,7 +403,7 @@ APART = {
 """{a small module that one other of its folder imports: why it is one of its own}"""
 
 
-BUDGETS = {"core": 26_900, "laboratory": 9_950, "tools": 3_950, "tests": 34_790}
+BUDGETS = {"core": 26_960, "laboratory": 10_000, "tools": 3_950, "tests": 34_990}
 """Lines of code of each part at most, as `tools.count_code` counts them."""
 
 

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from laboratory.results import documentation, numbers, records, stated
+from laboratory.results.equal_cost import SAVED
+from pretrain.api import plan
+from pretrain.config.load import load_config
 from pretrain.runs.environment import STARTED
 from tests.fabricated_runs import BATCH, LENGTH, STEPS, write_run
 from tests.ranks import ROOT
@@ -116,6 +119,36 @@ def test_the_committed_records_are_the_sealed_runs(tmp_path: Path) -> None:
     del content["runs"][name]
     path.write_text(json.dumps(content))
     assert "only 191 of 192 runs of 4590af20be90.json" in records.deviations(folder)[0]
+
+
+VANILLA = "attention.variant=vanilla"
+TRAINED = "attention.variant=monarch_trainable attention.shared=true"
+AFTER_A_QUARTER = 'attention.phases=[{"at":0.25,"freeze":"all"}]'
+SETTINGS = {
+    "multi_query_conv4": f"{VANILLA} model.num_query_groups=1",
+    "grouped_query_conv4": f"{VANILLA} model.num_query_groups=4",
+    "small_mlp_conv4": f"{VANILLA} model.ffn_hidden_size=2144",
+    "three_layers_conv4": f"{VANILLA} model.num_layers=18 model.ffn_hidden_size=3584",
+    "monarch_shared_conv4": "attention.variant=monarch attention.shared=true",
+    "trained_monarch_shared_conv4": TRAINED,
+    "early_monarch_shared_conv4": f"{TRAINED} {AFTER_A_QUARTER}",
+    "early_vanilla_conv4": f"{VANILLA} {AFTER_A_QUARTER}",
+}
+
+
+def test_what_is_spent_on_tokens_is_what_plan_says() -> None:
+    def costs(settings: str) -> tuple[float, float]:
+        adapters = "attention.adapters=[short_convolution,query_key_bias,channel_scale]"
+        overrides = [*settings.split(), adapters]
+        made = plan("large_modern", overrides, gpus=64)
+        return load_config("large_modern", overrides).total_flops, made.chosen.speed.run_gpu_hours
+
+    flops, hours = costs(VANILLA)
+    assert SETTINGS.keys() == SAVED.keys()
+    for name, settings in SETTINGS.items():
+        own_flops, own_hours = costs(settings)
+        assert SAVED[name].flops == pytest.approx(1 - own_flops / flops, abs=6e-4), name
+        assert SAVED[name].hours == pytest.approx(1 - own_hours / hours, abs=6e-4), name
 
 
 def test_a_page_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,7 @@ FINDINGS: Groups = {
     ],
     "2. A frozen design, to trained attention with the same convolution, equal FLOPs": [
         Finding("0.5 M tokens, demo's text", "thin_demo/to_slow", FROZEN, f"{RIVAL}_slow"),
-        Finding("0.5 M, documentation", "headline", FROZEN, RIVAL),
+        Finding("0.5 M, documentation, own rates", "headline", FROZEN, RIVAL),
         Finding("0.5 M, articles", "wiki", FROZEN, RIVAL),
         *(
             Finding(
@@ -193,10 +193,15 @@ def equal_costs() -> str:
     rows: Rows = {}
     for heading, pair in COMPARED.items():
         for cost in equal_cost.COSTS:
-            spent = [equal_cost.at_equal_cost(losses, name, tokens, cost) for name in pair]
+            spent = [at_equal_cost(losses, name, tokens, cost) for name in pair]
             rows.setdefault(heading, []).append((f"equal {cost}", paired(*spent)))
     ratio = "the first to the second"
     return contrasts(COSTS_TITLE, rows, ends=(-10, 10), sides="the first", ratio=ratio)
+
+
+def at_equal_cost(losses: equal_cost.Losses, name: str, tokens: int, cost: str) -> dict[int, float]:
+    """Return {seed: loss} as if a variant had spent what it saves on tokens."""
+    return equal_cost.at_equal_share(losses, name, tokens, equal_cost.saved_share(name, cost))
 
 
 def longer() -> str:
@@ -209,8 +214,8 @@ def longer() -> str:
             (
                 length,
                 paired(
-                    equal_cost.at_equal_cost(losses, FROZEN, 1024 * steps, cost),
-                    equal_cost.at_equal_cost(losses, DENSE, 1024 * steps, cost),
+                    at_equal_cost(losses, FROZEN, 1024 * steps, cost),
+                    at_equal_cost(losses, DENSE, 1024 * steps, cost),
                 ),
             )
             for steps, length in (LENGTHS | LONGER).items()
