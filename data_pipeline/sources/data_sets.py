@@ -326,7 +326,7 @@ def _open_files(entry: str, reader: str, files: str) -> DataSet:
         files = os.path.abspath(os.path.expanduser(files))
         entry = f"{reader}:{files}"
     # All files by a pattern: of a directory, `datasets` reads those with the name of a split alone.
-    below = "**/*.[ct]sv*" if reader == "csv" else "**"
+    below = "**/*.[cCtT][sS][vV]*" if reader == "csv" else "**"
     pattern = os.path.join(glob.escape(files), below) if os.path.isdir(files) else files
     source: dict[str, Any] = {"data_files": pattern}
     if reader == "csv":

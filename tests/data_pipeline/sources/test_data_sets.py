@@ -361,7 +361,7 @@ def test_every_table_of_a_directory_is_read_whatever_its_name(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     """`datasets` would take the file with the name of a split alone, and a note for a table."""
-    for name in ("a.csv", "b.csv", "my-test.csv"):
+    for name in ("a.csv", "B.CSV", "my-test.csv"):
         (tmp_path / "tables.tsv.d").mkdir(exist_ok=True)
         (tmp_path / "tables.tsv.d" / name).write_text(f"text,n\none of {name},1\ntwo of {name},2\n")
     (tmp_path / "tables.tsv.d/NOTES.txt").write_text("about\nthis corpus\n")
